@@ -63,8 +63,11 @@ type Event struct {
 	// BlockSize is in tokens. 0 with no tokens: a placement-only notice.
 	BlockSize uint32
 
-	Medium    []byte
-	LoraName  []byte
+	Medium   []byte
+	LoraName []byte
+	// HasLoraID says that the deprecated lora_id is there and not 0: with no
+	// LoraName beside it, the blocks belong to an adapter that nobody named.
+	HasLoraID bool
 	Locality  []byte
 	Ownership []byte
 	SessionID []byte
@@ -82,7 +85,7 @@ type Event struct {
 	Group int32
 	// Spec is the group's kind ("full_attention", "sliding_window", ...).
 	Spec []byte
-	// Window is the sliding window in tokens, 0 where absent.
+	// Window is the sliding window in tokens, 0 where absent or unreadable.
 	Window uint32
 }
 
@@ -120,4 +123,11 @@ type Batch struct {
 	// Malformed and Unknown count the events that were skipped because they
 	// could not be read, and because nobody knows their tag.
 	Malformed, Unknown int
+	// LostRemovals is how many of Malformed were removals: blocks may be gone
+	// that still seem held.
+	LostRemovals int
+	// Odd counts the values that were left out of an event or batch because
+	// their type is not the promised one, where that takes nothing from
+	// anybody's identity; the rest of the event stands.
+	Odd int
 }
