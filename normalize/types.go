@@ -117,7 +117,11 @@ type Op struct {
 	// whose chain's salt holds.
 	Salt SaltSeed
 
-	// first and uniform say where the Batch keeps the blocks' contents.
-	first   int
-	uniform bool
+	// The contents, of a Placed store. If first is negative, every block has
+	// the op's seed and block i is window words from words[i*stride]; else the
+	// blocks stand in the Batch from first on.
+	seed           uint64
+	words          []uint32
+	stride, window int
+	first          int
 }
