@@ -1,0 +1,176 @@
+package index
+
+import "math/bits"
+
+// Past wideFrom entries a run keeps a bitset of the streams that hold all of
+// it, so that a walk costs one AND per 64 streams; below wideUntil it is given
+// back.
+const (
+	wideFrom  = 8
+	wideUntil = 4
+)
+
+// find returns the place of slot's entry among the run's, or where it would
+// stand and false.
+func (t *tree) find(r *run, slot uint32) (int, bool) {
+	es := t.all(r)
+	lo, hi := 0, len(es)
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		if es[mid].slot < slot {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo, lo < len(es) && es[lo].slot == slot
+}
+
+// entry returns m's entry in run id, nil if it has none. It stays where it is
+// until an entry of the run comes or goes.
+func (t *tree) entry(m *member, r *run) *entry {
+	if i, ok := t.find(r, m.slot); ok {
+		return t.entries.at(r.entries + uint32(i))
+	}
+	return nil
+}
+
+// join returns m's entry in run id, which it makes where there is none.
+func (t *tree) join(m *member, id uint32) *entry {
+	r := t.run(id)
+	i, ok := t.find(r, m.slot)
+	if ok {
+		return t.entries.at(r.entries + uint32(i))
+	}
+	t.makeRoom(r)
+	es := t.entries.array(r.entries, int(r.nentries)+1)
+	copy(es[i+1:], es[i:])
+	es[i] = entry{slot: m.slot, pos: uint32(len(m.runs)), own: m.ownByHabit}
+	r.nentries++
+	m.runs = append(m.runs, id)
+	if r.nentries > wideFrom && r.wide == 0 {
+		t.rebuildWide(r)
+	}
+	return &es[i]
+}
+
+func (t *tree) makeRoom(r *run) {
+	if r.entries == 0 {
+		r.entries, r.entryClass = t.entries.alloc(0), 0
+	}
+	if int(r.nentries) == 1<<r.entryClass {
+		t.resizeEntries(r, r.entryClass+1)
+	}
+}
+
+func (t *tree) resizeEntries(r *run, class uint8) {
+	to := t.entries.alloc(class)
+	copy(t.entries.array(to, int(r.nentries)), t.all(r))
+	t.entries.free(r.entries)
+	r.entries, r.entryClass = to, class
+}
+
+// leave takes m's entry in run id away. Its blocks must be forgotten already,
+// or m dead: nothing but the entry goes.
+func (t *tree) leave(m *member, id uint32) {
+	r := t.run(id)
+	i, ok := t.find(r, m.slot)
+	if !ok {
+		return
+	}
+	es := t.all(r)
+	t.freePlanes(es[i].planes)
+	m.dropRun(t, es[i].pos)
+	copy(es[i:], es[i+1:])
+	r.nentries--
+	t.clearWide(r, m.slot)
+	switch {
+	case r.nentries == 0:
+		t.entries.free(r.entries)
+		r.entries, r.entryClass = 0, 0
+	case r.entryClass > 0 && int(r.nentries) <= 1<<r.entryClass/4:
+		t.resizeEntries(r, r.entryClass-1)
+	}
+	if r.nentries < wideUntil {
+		t.dropWide(r)
+	}
+}
+
+func (t *tree) freePlanes(p uint32) {
+	for p != 0 {
+		next := t.planes.at(p).next
+		t.planes.free(p)
+		p = next
+	}
+}
+
+// mask returns which blocks of an entry stand in plane p, where p is kept out
+// of line.
+func (t *tree) planeMask(e *entry, p uint8) *planeMask {
+	for at := e.planes; at != 0; {
+		pm := t.planes.at(at)
+		if pm.plane == p {
+			return pm
+		}
+		at = pm.next
+	}
+	return nil
+}
+
+func (t *tree) addPlane(e *entry, p uint8) *planeMask {
+	at := t.planes.alloc(0)
+	pm := t.planes.at(at)
+	*pm = planeMask{plane: p, next: e.planes}
+	e.planes = at
+	return pm
+}
+
+// rebuildWide computes the run's bitset anew, as wide as the tree's slots.
+func (t *tree) rebuildWide(r *run) {
+	t.dropWide(r)
+	r.wideClass = classFor((len(t.members) + 63) / 64)
+	r.wide = t.words.alloc(r.wideClass)
+	all := lowBits(int(r.n))
+	for i := range t.all(r) {
+		if e := t.entries.at(r.entries + uint32(i)); e.held == all {
+			*t.words.at(r.wide + e.slot/64) |= 1 << (e.slot % 64)
+		}
+	}
+}
+
+func (t *tree) dropWide(r *run) {
+	if r.wide != 0 {
+		t.words.free(r.wide)
+		r.wide, r.wideClass = 0, 0
+	}
+}
+
+// setWide notes that slot holds all of the run.
+func (t *tree) setWide(r *run, slot uint32) {
+	if slot/64 >= 1<<r.wideClass {
+		t.rebuildWide(r)
+		return
+	}
+	*t.words.at(r.wide + slot/64) |= 1 << (slot % 64)
+}
+
+// clearWide notes that slot does not hold all of the run.
+func (t *tree) clearWide(r *run, slot uint32) {
+	if r.wide != 0 && slot/64 < 1<<r.wideClass {
+		*t.words.at(r.wide + slot/64) &^= 1 << (slot % 64)
+	}
+}
+
+// setHeld changes which blocks of the run the entry holds on the device.
+func (t *tree) setHeld(m *member, r *run, e *entry, held uint64) {
+	m.resident[0] += int64(bits.OnesCount64(held) - bits.OnesCount64(e.held))
+	e.held = held
+	if r.wide == 0 {
+		return
+	}
+	if held == lowBits(int(r.n)) {
+		t.setWide(r, e.slot)
+	} else {
+		t.clearWide(r, e.slot)
+	}
+}

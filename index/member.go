@@ -1,0 +1,461 @@
+package index
+
+import (
+	"math/bits"
+	"unsafe"
+
+	"github.com/kvindexd/kvindexd/normalize"
+	"github.com/kvindexd/kvindexd/zmqwire"
+)
+
+// A member is one stream's part in one tree, from its first block there to the
+// next clear. A clear gives the stream a new member at once and sweeps the old
+// one's entries out afterwards, a few runs at a time: nobody asks for its slot
+// any more. Guarded by the Set's lock.
+type member struct {
+	t    *tree
+	slot uint32
+	runs []uint32 // the runs with an entry of this member; entry.pos points back
+
+	// own has the handles of the entries that are own: where the stream's
+	// engine hashes differ from what tree.handles has. ownByHabit: they do
+	// mostly, so new entries begin that way.
+	own        table
+	ownByHabit bool
+
+	planes  []plane
+	tiers   [normalize.NoTier]tierPlanes
+	primary uint8 // the plane that entry.held is, while it is the only full one on the device
+
+	extra   map[copyKey]uint32 // copies beyond the first
+	rivals  map[ref]*rivalry
+	doomed  map[ref]struct{} // blocks to forget once own is swept of their handles
+	orphans *orphanage
+
+	// dormant are blocks that were held and are no longer, oldest first: their
+	// handles are kept a while, for children that name them.
+	dormant     []dormantBlock
+	dormantNext int
+
+	resident [normalize.NoTier]int64
+	known    int64
+	trimmed  int64
+}
+
+// A plane is one cache group on one tier: each block is resident or not in
+// each plane of its stream.
+type plane struct {
+	tier  normalize.Tier
+	group int32
+	full  bool
+}
+
+// tierPlanes are the full-attention planes of a tier, one bit each: a block is
+// held on the tier where all of them have it.
+type tierPlanes uint64
+
+const maxPlanes = 64
+
+type copyKey struct {
+	block ref
+	plane uint8
+}
+
+type dormantBlock struct {
+	block  ref
+	engine zmqwire.EngineHash
+}
+
+// dormantMax bounds how many handles of blocks that are gone a stream keeps in
+// one tree. vLLM names a parent that is gone only within a few batches.
+const dormantMax = 4096
+
+func (m *member) bytes() int64 {
+	n := int64(cap(m.runs))*4 + m.own.bytes() + int64(cap(m.dormant))*int64(unsafe.Sizeof(dormantBlock{})) +
+		int64(len(m.extra))*24 + int64(len(m.rivals))*128 + int64(unsafe.Sizeof(*m))
+	if m.orphans != nil {
+		n += m.orphans.bytes
+	}
+	return n
+}
+
+// resolve returns the block that the stream means by e, noRef if it never
+// announced it or it was forgotten; and what tree.handles says of e.
+func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
+	if b := m.own.get(uint64(e)); b != 0 {
+		return ref(b), noRef
+	}
+	shared = ref(m.t.handles.get(uint64(e)))
+	if shared == noRef {
+		return noRef, noRef
+	}
+	if en := m.t.entry(m, m.t.run(shared.run())); en != nil && !en.own && en.known&shared.bit() != 0 {
+		return shared, shared
+	}
+	return noRef, shared
+}
+
+// bind makes e the stream's handle of block b, which the stream did not know.
+// shared is what tree.handles says of e.
+func (m *member) bind(en *entry, b ref, e zmqwire.EngineHash, shared ref) {
+	if !en.own {
+		if shared == b {
+			return
+		}
+		if shared == noRef && !m.t.bound(b) {
+			m.t.share(b, e)
+			return
+		}
+		m.disown(en, b.run())
+	}
+	m.own.put(uint64(e), uint32(b))
+}
+
+// disown moves the entry's handles from the tree's table to the member's own.
+func (m *member) disown(en *entry, id uint32) {
+	r := m.t.run(id)
+	for left := en.known; left != 0; left &= left - 1 {
+		off := bits.TrailingZeros64(left)
+		m.own.put(*m.t.engine(r, off), uint32(makeRef(id, off)))
+	}
+	en.own = true
+	m.ownByHabit = true
+}
+
+// learn notes that the stream announced block b as e.
+func (m *member) learn(en *entry, b ref, e zmqwire.EngineHash, shared ref) {
+	m.bind(en, b, e, shared)
+	en.known |= b.bit()
+	m.known++
+	m.t.memberships++
+}
+
+// forget undoes learn for a block that is in no plane.
+func (m *member) forget(b ref, e zmqwire.EngineHash) {
+	if m.rivals != nil && !m.forgetRivals(b) {
+		m.doom(b)
+		return
+	}
+	m.dropOwn(b, e)
+	m.unlearn(b)
+}
+
+// unlearn takes away the block's last trace in the member: its handles are gone
+// already.
+func (m *member) unlearn(b ref) {
+	r := m.t.run(b.run())
+	en := m.t.entry(m, r)
+	en.known &^= b.bit()
+	m.known--
+	m.t.memberships--
+	tail := b.off() == int(r.n)-1
+	if en.known == 0 {
+		m.t.leave(m, b.run())
+	}
+	if tail {
+		m.t.reap(b.run())
+	}
+}
+
+// doomedMax is how many doomed blocks are worth a walk over the own handles.
+const doomedMax = 256
+
+// doom keeps a block that is in no plane until the handles that nobody named
+// are found: own can only be searched by handle.
+func (m *member) doom(b ref) {
+	if m.doomed == nil {
+		m.doomed = make(map[ref]struct{})
+	}
+	m.doomed[b] = struct{}{}
+	if len(m.doomed) >= doomedMax {
+		m.sweepDoomed()
+	}
+}
+
+// sweepDoomed forgets the doomed blocks that were not stored again.
+func (m *member) sweepDoomed() {
+	doomed := m.doomed
+	m.doomed = nil
+	for b := range doomed {
+		if en := m.t.entry(m, m.t.run(b.run())); m.residentIn(en, b) {
+			delete(doomed, b)
+		}
+	}
+	var handles []uint64
+	m.own.each(func(e uint64, b uint32) bool {
+		if _, ok := doomed[ref(b)]; ok {
+			handles = append(handles, e)
+		}
+		return true
+	})
+	for _, e := range handles {
+		m.own.del(e)
+	}
+	for b := range doomed {
+		delete(m.rivals, b)
+		m.unlearn(b)
+	}
+}
+
+// dropRun takes place pos out of m.runs; the last run takes its place.
+func (m *member) dropRun(t *tree, pos uint32) {
+	last := len(m.runs) - 1
+	if moved := m.runs[last]; int(pos) != last {
+		m.runs[pos] = moved
+		t.entry(m, t.run(moved)).pos = pos
+	}
+	m.runs = m.runs[:last]
+}
+
+// planeOf returns the number of a plane, made where it is new; false if the
+// stream has more planes than anybody's engine.
+func (m *member) planeOf(tier normalize.Tier, group int32, full bool) (uint8, bool) {
+	for i := range m.planes {
+		if p := &m.planes[i]; p.tier == tier && p.group == group && p.full == full {
+			return uint8(i), true
+		}
+	}
+	if len(m.planes) == maxPlanes {
+		return 0, false
+	}
+	p := uint8(len(m.planes))
+	m.planes = append(m.planes, plane{tier: tier, group: group, full: full})
+	if full {
+		m.addFull(tier, p)
+	}
+	return p, true
+}
+
+// findPlane is planeOf without making one.
+func (m *member) findPlane(tier normalize.Tier, group int32, full bool) (uint8, bool) {
+	for i := range m.planes {
+		if p := &m.planes[i]; p.tier == tier && p.group == group && p.full == full {
+			return uint8(i), true
+		}
+	}
+	return 0, false
+}
+
+// addFull takes plane p into its tier. From then on the tier holds only what p
+// has too, which is nothing yet.
+func (m *member) addFull(tier normalize.Tier, p uint8) {
+	had := m.tiers[tier]
+	m.tiers[tier] |= 1 << p
+	if tier != normalize.Device {
+		if had != 0 {
+			m.resident[tier] = 0
+		}
+		return
+	}
+	if had == 0 {
+		m.primary = p
+		return
+	}
+	single := bits.OnesCount64(uint64(had)) == 1
+	for _, id := range m.runs {
+		r := m.t.run(id)
+		en := m.t.entry(m, r)
+		if single && en.held != 0 { // entry.held was the plane itself
+			m.t.addPlane(en, m.primary).mask = en.held
+		}
+		m.t.setHeld(m, r, en, 0)
+	}
+}
+
+// inLine says whether plane p is entry.held itself.
+func (m *member) inLine(p uint8) bool { return m.tiers[normalize.Device] == 1<<p }
+
+// planeBits returns the blocks of an entry that stand in plane p.
+func (m *member) planeBits(en *entry, p uint8) uint64 {
+	if m.inLine(p) {
+		return en.held
+	}
+	if pm := m.t.planeMask(en, p); pm != nil {
+		return pm.mask
+	}
+	return 0
+}
+
+// tierBits returns the blocks of an entry that are held on a tier.
+func (m *member) tierBits(en *entry, tier normalize.Tier) uint64 {
+	if tier == normalize.Device {
+		return en.held
+	}
+	return m.allPlanes(en, uint64(m.tiers[tier]))
+}
+
+// allPlanes returns the blocks that stand in every one of the planes.
+func (m *member) allPlanes(en *entry, planes uint64) uint64 {
+	if planes == 0 {
+		return 0
+	}
+	mask := ^uint64(0)
+	for ; planes != 0; planes &= planes - 1 {
+		mask &= m.planeBits(en, uint8(bits.TrailingZeros64(planes)))
+	}
+	return mask
+}
+
+// resident says whether the block stands in any plane.
+func (m *member) residentIn(en *entry, b ref) bool {
+	if en.held&b.bit() != 0 {
+		return true
+	}
+	for at := en.planes; at != 0; {
+		pm := m.t.planes.at(at)
+		if pm.mask&b.bit() != 0 {
+			return true
+		}
+		at = pm.next
+	}
+	return false
+}
+
+// set puts the block into plane p or takes it out.
+func (m *member) set(r *run, en *entry, b ref, p uint8, in bool) {
+	if m.inLine(p) {
+		held := en.held | b.bit()
+		if !in {
+			held = en.held &^ b.bit()
+		}
+		m.t.setHeld(m, r, en, held)
+		return
+	}
+	tier, full := m.planes[p].tier, m.planes[p].full
+	before := m.tierBits(en, tier)
+	pm := m.t.planeMask(en, p)
+	if pm == nil {
+		pm = m.t.addPlane(en, p)
+	}
+	if in {
+		pm.mask |= b.bit()
+	} else {
+		pm.mask &^= b.bit()
+	}
+	switch {
+	case !full:
+	case tier == normalize.Device:
+		m.t.setHeld(m, r, en, m.allPlanes(en, uint64(m.tiers[tier])))
+	default:
+		after := m.tierBits(en, tier)
+		m.resident[tier] += int64(bits.OnesCount64(after) - bits.OnesCount64(before))
+	}
+}
+
+// in says whether the block stands in plane p.
+func (m *member) in(en *entry, b ref, p uint8) bool {
+	return m.planeBits(en, p)&b.bit() != 0
+}
+
+// store notes one more copy of block b, called e, in plane p. doubtful: it may
+// be a report of a copy that is counted already, so it counts as the second at
+// most.
+func (m *member) store(b ref, e zmqwire.EngineHash, p uint8, doubtful bool) (rival bool) {
+	r := m.t.run(b.run())
+	en := m.t.entry(m, r)
+	if m.rivals != nil {
+		rival = m.prefer(r, en, b, e)
+	}
+	r.stamp = m.t.tick
+	m.addCopy(r, en, b, p, 1, doubtful)
+	return rival
+}
+
+func (m *member) addCopy(r *run, en *entry, b ref, p uint8, n uint32, doubtful bool) {
+	if n == 0 {
+		return
+	}
+	if !m.in(en, b, p) {
+		m.set(r, en, b, p, true)
+		n--
+	}
+	if n == 0 {
+		return
+	}
+	key := copyKey{b, p}
+	if doubtful && m.extra[key] > 0 {
+		return
+	}
+	if m.extra == nil {
+		m.extra = make(map[copyKey]uint32)
+	}
+	m.extra[key] += n
+}
+
+// remove notes that a copy of block b, called e, left plane p. left, where it
+// is not negative, is the publisher's word of how many remain.
+func (m *member) remove(b ref, e zmqwire.EngineHash, p uint8, left int64) bool {
+	if m.rivals != nil && m.removeFormer(b, e, p, left) {
+		return true
+	}
+	r := m.t.run(b.run())
+	en := m.t.entry(m, r)
+	if !m.in(en, b, p) {
+		return false
+	}
+	key := copyKey{b, p}
+	if len(m.extra) > 0 {
+		if n := m.extra[key]; n > 0 {
+			if left < 0 {
+				left = int64(n)
+			}
+			m.setExtra(key, left-1)
+			if left > 0 {
+				return true
+			}
+		}
+	}
+	if left > 0 { // it tells of copies that nobody told us of: the block stays
+		m.setExtra(key, left-1)
+		return true
+	}
+	m.set(r, en, b, p, false)
+	if !m.residentIn(en, b) {
+		m.sleep(b, e)
+	}
+	return true
+}
+
+func (m *member) setExtra(key copyKey, n int64) {
+	if n <= 0 {
+		delete(m.extra, key)
+		return
+	}
+	if m.extra == nil {
+		m.extra = make(map[copyKey]uint32)
+	}
+	m.extra[key] = uint32(n)
+}
+
+// sleep keeps the handle of a block that is gone until dormantMax others are.
+func (m *member) sleep(b ref, e zmqwire.EngineHash) {
+	d := dormantBlock{b, e}
+	if len(m.dormant) < dormantMax {
+		m.dormant = append(m.dormant, d)
+		return
+	}
+	old := m.dormant[m.dormantNext]
+	m.dormant[m.dormantNext] = d
+	m.dormantNext = (m.dormantNext + 1) % dormantMax
+	m.wakeOrForget(old)
+}
+
+// wakeOrForget forgets a dormant block unless it is held again, or its run has
+// gone meanwhile.
+func (m *member) wakeOrForget(d dormantBlock) {
+	if m.t.runs.mem[uint32(d.block.run())>>slabBits] == nil {
+		return
+	}
+	r := m.t.run(d.block.run())
+	en := m.t.entry(m, r)
+	if en == nil || en.known&d.block.bit() == 0 || m.residentIn(en, d.block) {
+		return
+	}
+	if got, _ := m.resolve(d.engine); got != d.block {
+		return
+	}
+	if _, ok := m.doomed[d.block]; ok {
+		return
+	}
+	m.forget(d.block, d.engine)
+}

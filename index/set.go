@@ -1,0 +1,132 @@
+package index
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvindexd/kvindexd/normalize"
+)
+
+// Set holds the trees of one worker set, one tree per shape.
+type Set struct {
+	options Options
+
+	// mu is held for writing during one batch, for reading during one query.
+	mu      sync.RWMutex
+	trees   []*tree
+	streams int
+	trimmed int64
+
+	shapes atomic.Pointer[[]normalize.Shape] // of trees, for who does not lock
+}
+
+// New returns an empty set.
+func New(o Options) *Set {
+	if o.MaxOrphans <= 0 {
+		o.MaxOrphans = 4096
+	}
+	x := &Set{options: o}
+	x.shapes.Store(new([]normalize.Shape))
+	return x
+}
+
+// Shapes returns the shapes of the blocks that stand in the set now.
+func (x *Set) Shapes() []normalize.Shape { return *x.shapes.Load() }
+
+// Stats counts what the set holds.
+func (x *Set) Stats() SetStats {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	st := SetStats{Streams: x.streams, Trimmed: x.trimmed}
+	for _, t := range x.trees {
+		st.Blocks += t.nblocks
+		st.Runs += t.nruns
+		st.Memberships += t.memberships
+		st.Bytes += t.bytes()
+	}
+	return st
+}
+
+// tree returns the tree of a shape, made where it is new.
+func (x *Set) tree(s normalize.Shape) *tree {
+	if t := x.findTree(s); t != nil {
+		return t
+	}
+	t := &tree{shape: s}
+	x.trees = append(x.trees, t)
+	x.publishShapes()
+	return t
+}
+
+func (x *Set) findTree(s normalize.Shape) *tree {
+	for _, t := range x.trees {
+		if t.shape == s {
+			return t
+		}
+	}
+	return nil
+}
+
+// dropEmpty gives back the trees in which no stream has a part.
+func (x *Set) dropEmpty() {
+	n := len(x.trees)
+	x.trees = slices.DeleteFunc(x.trees, func(t *tree) bool { return t.nmembers == 0 })
+	if len(x.trees) != n {
+		x.publishShapes()
+	}
+}
+
+func (x *Set) publishShapes() {
+	shapes := make([]normalize.Shape, len(x.trees))
+	for i, t := range x.trees {
+		shapes[i] = t.shape
+	}
+	x.shapes.Store(&shapes)
+}
+
+// enter gives a new member of t a slot.
+func (t *tree) enter() *member {
+	m := &member{t: t}
+	if n := len(t.freeSlots); n > 0 {
+		m.slot, t.freeSlots = t.freeSlots[n-1], t.freeSlots[:n-1]
+		t.members[m.slot] = m
+	} else {
+		m.slot = uint32(len(t.members))
+		t.members = append(t.members, m)
+	}
+	t.nmembers++
+	return m
+}
+
+// sweepRuns is how many runs a sweep clears before it lets others in: at most
+// some 20 µs.
+const sweepRuns = 64
+
+// sweep takes the entries of a member that nobody asks for any more out of its
+// tree, letting go of the lock between short slices. What the member's stream
+// holds by then has nothing to do with it.
+func (x *Set) sweep(m *member) {
+	for done := false; !done; {
+		x.mu.Lock()
+		done = m.sweepSome(sweepRuns)
+		if done {
+			m.t.members[m.slot] = nil
+			m.t.freeSlots = append(m.t.freeSlots, m.slot)
+			m.t.nmembers--
+			x.dropEmpty()
+		}
+		x.mu.Unlock()
+	}
+}
+
+func (m *member) sweepSome(n int) (done bool) {
+	t := m.t
+	for ; n > 0 && len(m.runs) > 0; n-- {
+		id := m.runs[len(m.runs)-1]
+		t.memberships -= int64(knownBlocks(t.entry(m, t.run(id))))
+		t.leave(m, id)
+		t.reap(id)
+	}
+	return len(m.runs) == 0
+}

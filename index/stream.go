@@ -1,0 +1,365 @@
+package index
+
+import (
+	"math/bits"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvindexd/kvindexd/normalize"
+	"github.com/kvindexd/kvindexd/zmqwire"
+)
+
+// Stream is one publisher's part in a Set: what one data-parallel rank of one
+// worker holds. One goroutine at a time may call Apply, Clear and Close.
+type Stream struct {
+	set    *Set
+	config StreamConfig
+
+	// Guarded by set.mu.
+	members []*member // one per tree that it has blocks in
+	groups  []group
+	other   bool // it has a cache group that is not indexed
+	closed  bool
+
+	// The writer's own.
+	retired   []*member // swept after the batch
+	locals    []normalize.LocalHash
+	localsEnd []int
+	rootsSeen []zmqwire.EngineHash // first hashes of this batch's root stores
+	inARow    int                  // content conflicts since the last store without one
+
+	stats streamCounters
+}
+
+type streamCounters struct {
+	resident                 [normalize.NoTier]atomic.Int64
+	orphans                  atomic.Int64
+	conflicts, contentConfl  atomic.Int64
+	trimmed, stored, removed atomic.Int64
+}
+
+// A group is one of the stream's cache groups, learned from its stores.
+type group struct {
+	index  int32
+	spec   normalize.SpecKind
+	window uint32
+	shapes []normalize.Shape // that it has stored blocks of, since the last clear
+	// unplaced are window blocks whose place no event told, by handle, with
+	// their copies per tier.
+	unplaced map[unplacedKey]uint32
+}
+
+type unplacedKey struct {
+	engine zmqwire.EngineHash
+	tier   normalize.Tier
+}
+
+const maxGroups = maxPlanes
+
+// restartConflicts in a row are a restart that nothing else showed.
+const restartConflicts = 8
+
+// NewStream begins the life of a stream that holds nothing.
+func (x *Set) NewStream(c StreamConfig) *Stream {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.streams++
+	return &Stream{set: x, config: c}
+}
+
+// Name is what the stream was called at its birth.
+func (s *Stream) Name() string { return s.config.Name }
+
+// Stats counts what the stream holds and what it saw. Any goroutine may call it.
+func (s *Stream) Stats() StreamStats {
+	st := StreamStats{
+		Orphans:          s.stats.orphans.Load(),
+		Conflicts:        s.stats.conflicts.Load(),
+		ContentConflicts: s.stats.contentConfl.Load(),
+		Trimmed:          s.stats.trimmed.Load(),
+		Stored:           s.stats.stored.Load(),
+		Removed:          s.stats.removed.Load(),
+	}
+	for i := range st.Resident {
+		st.Resident[i] = s.stats.resident[i].Load()
+	}
+	return st
+}
+
+// Apply takes a batch in as one step: no query sees a part of it.
+func (s *Stream) Apply(b *normalize.Batch) Applied {
+	s.hash(b)
+	var a Applied
+	x := s.set
+	x.mu.Lock()
+	if s.closed {
+		x.mu.Unlock()
+		return a
+	}
+	s.rootsSeen = s.rootsSeen[:0]
+	for i := range b.Ops {
+		s.apply(b, i, &a)
+	}
+	s.bound(time.Now())
+	s.publish(&a)
+	x.mu.Unlock()
+	s.finish()
+	return a
+}
+
+// hash computes the batch's local hashes before the lock is taken, as if no
+// chain that begins elsewhere had a salt.
+func (s *Stream) hash(b *normalize.Batch) {
+	s.locals, s.localsEnd = s.locals[:0], s.localsEnd[:0]
+	for i := range b.Ops {
+		op := &b.Ops[i]
+		if op.Kind == normalize.OpStore && op.Form == normalize.Placed && op.Spec != normalize.SpecOther {
+			salt := op.Salt
+			if op.HasParent {
+				salt = 0
+			}
+			s.locals = b.Locals(s.locals, op, salt)
+		}
+		s.localsEnd = append(s.localsEnd, len(s.locals))
+	}
+	const keep = 1 << 16
+	if cap(s.locals) > keep && len(s.locals) < keep/4 {
+		s.locals = append([]normalize.LocalHash(nil), s.locals...)
+	}
+}
+
+// hashed returns the local hashes of op i under salt.
+func (s *Stream) hashed(b *normalize.Batch, i int, salt normalize.SaltSeed) []normalize.LocalHash {
+	from := 0
+	if i > 0 {
+		from = s.localsEnd[i-1]
+	}
+	locals := s.locals[from:s.localsEnd[i]]
+	if op := &b.Ops[i]; op.HasParent && salt != 0 {
+		b.Locals(locals[:0], op, salt)
+	}
+	return locals
+}
+
+func (s *Stream) apply(b *normalize.Batch, i int, a *Applied) {
+	op := &b.Ops[i]
+	switch op.Kind {
+	case normalize.OpStore:
+		s.store(b, i, a)
+	case normalize.OpRemove:
+		s.remove(op, a)
+	case normalize.OpClear:
+		s.retire()
+		a.Cleared = true
+	}
+}
+
+// Clear drops what the stream holds and what it learned of its groups: its
+// publisher is another one now.
+func (s *Stream) Clear() { s.end(false) }
+
+// Close ends the stream's life: it holds nothing and later batches change
+// nothing.
+func (s *Stream) Close() { s.end(true) }
+
+func (s *Stream) end(closed bool) {
+	x := s.set
+	x.mu.Lock()
+	if s.closed {
+		x.mu.Unlock()
+		return
+	}
+	s.retire()
+	s.groups, s.other, s.inARow = nil, false, 0
+	if closed {
+		s.closed = true
+		x.streams--
+	}
+	s.publish(&Applied{})
+	x.mu.Unlock()
+	s.finish()
+}
+
+// retire gives up all that the stream holds. Its members are swept once the
+// lock is free.
+func (s *Stream) retire() {
+	for _, m := range s.members {
+		m.own, m.extra, m.rivals, m.doomed, m.orphans, m.dormant = table{}, nil, nil, nil, nil, nil
+	}
+	s.retired = append(s.retired, s.members...)
+	s.members = nil
+	for i := range s.groups {
+		s.groups[i].shapes, s.groups[i].unplaced = nil, nil
+	}
+}
+
+// finish does what may follow a batch without the lock held throughout.
+func (s *Stream) finish() {
+	for _, m := range s.retired {
+		s.set.sweep(m)
+	}
+	s.retired = nil
+	s.set.trim()
+}
+
+// bound drops the orphans that are too many or too old.
+func (s *Stream) bound(now time.Time) {
+	for _, m := range s.members {
+		if m.orphans.len() > 0 {
+			m.orphans.bound(s.set.options.MaxOrphans, now)
+		}
+	}
+}
+
+// publish copies the counters to where anybody may read them.
+func (s *Stream) publish(a *Applied) {
+	var resident [normalize.NoTier]int64
+	var orphans int64
+	for _, m := range s.members {
+		for i, n := range m.resident {
+			resident[i] += n
+		}
+		orphans += int64(m.orphans.len())
+	}
+	for i, n := range resident {
+		s.stats.resident[i].Store(n)
+	}
+	s.stats.orphans.Store(orphans)
+	s.stats.conflicts.Add(int64(a.Conflicts))
+	s.stats.contentConfl.Add(int64(a.ContentConflicts))
+	s.stats.stored.Add(int64(a.Stored))
+	s.stats.removed.Add(int64(a.Removed))
+}
+
+// member returns the stream's part in a tree, nil if it has none.
+func (s *Stream) member(t *tree) *member {
+	for _, m := range s.members {
+		if m.t == t {
+			return m
+		}
+	}
+	return nil
+}
+
+func (s *Stream) memberOf(shape normalize.Shape) *member {
+	for _, m := range s.members {
+		if m.t.shape == shape {
+			return m
+		}
+	}
+	return nil
+}
+
+// enter returns the stream's part in the tree of a shape, made where it is new.
+func (s *Stream) enter(shape normalize.Shape) *member {
+	if m := s.memberOf(shape); m != nil {
+		return m
+	}
+	m := s.set.tree(shape).enter()
+	s.members = append(s.members, m)
+	return m
+}
+
+// group returns the cache group of a store, learned where it is new; nil if
+// nobody can tell what kind it is, or the stream has more than any engine.
+func (s *Stream) group(op *normalize.Op) *group {
+	index := max(op.Group, 0)
+	g := s.findGroup(index)
+	if g == nil {
+		spec := op.Spec
+		if spec == normalize.SpecAbsent {
+			if index != 0 {
+				return nil
+			}
+			spec = normalize.SpecFull
+		}
+		if len(s.groups) == maxGroups {
+			return nil
+		}
+		s.groups = append(s.groups, group{index: index, spec: spec, window: op.Window})
+		return &s.groups[len(s.groups)-1]
+	}
+	if op.Spec != normalize.SpecAbsent && op.Spec != g.spec {
+		return nil // one group is of one kind; a restart forgets it
+	}
+	return g
+}
+
+func (s *Stream) findGroup(index int32) *group {
+	for i := range s.groups {
+		if s.groups[i].index == index {
+			return &s.groups[i]
+		}
+	}
+	return nil
+}
+
+// hybrid says whether the stream has sliding-window groups.
+func (s *Stream) hybrid() bool {
+	for i := range s.groups {
+		if s.groups[i].spec == normalize.SpecWindow {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *group) sees(shape normalize.Shape) {
+	if !g.has(shape) {
+		g.shapes = append(g.shapes, shape)
+	}
+}
+
+// classShapes calls f for the members in which handles of group g may stand:
+// all full-attention groups share theirs, a window group has those of its
+// shapes.
+func (s *Stream) classMembers(g *group, f func(*member) bool) {
+	for _, m := range s.members {
+		if s.inClass(g, m.t.shape) && f(m) {
+			return
+		}
+	}
+}
+
+func (s *Stream) inClass(g *group, shape normalize.Shape) bool {
+	if g.spec != normalize.SpecFull {
+		return g.has(shape)
+	}
+	for i := range s.groups {
+		if o := &s.groups[i]; o.spec == normalize.SpecFull && o.has(shape) {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *group) has(shape normalize.Shape) bool {
+	return slices.Contains(g.shapes, shape)
+}
+
+// locate finds the block that group g means by e.
+func (s *Stream) locate(g *group, e zmqwire.EngineHash) (*member, ref) {
+	var at *member
+	var block ref
+	s.classMembers(g, func(m *member) bool {
+		if b, _ := m.resolve(e); b != noRef {
+			at, block = m, b
+		}
+		return block != noRef
+	})
+	return at, block
+}
+
+// locateOrphan finds the orphan that group g means by e.
+func (s *Stream) locateOrphan(g *group, e zmqwire.EngineHash) (*member, *orphan) {
+	var at *member
+	var found *orphan
+	s.classMembers(g, func(m *member) bool {
+		at, found = m, m.orphans.get(e)
+		return found != nil
+	})
+	return at, found
+}
+
+func knownBlocks(en *entry) int { return bits.OnesCount64(en.known) }
