@@ -42,6 +42,8 @@ const (
 	ReasonMalformedReady Reason = "malformed_ready"
 	// ReasonSecurity: the peer wants another mechanism than NULL.
 	ReasonSecurity Reason = "wrong_security"
+	// ReasonRejected: the peer answered with an ERROR command.
+	ReasonRejected Reason = "rejected"
 	// ReasonSocketType: the peer is no partner of our socket.
 	ReasonSocketType Reason = "wrong_socket_type"
 )
