@@ -93,6 +93,9 @@ func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 	op := &b.Ops[i]
 	m := s.enter(op.Shape)
 	g.sees(op.Shape)
+	if g.spec == normalize.SpecFull {
+		s.sees(op.Shape)
+	}
 	p, ok := m.planeOf(op.Tier, g.index, g.spec == normalize.SpecFull)
 	if !ok || len(op.Hashes) == 0 {
 		return
@@ -119,6 +122,12 @@ func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 		if !pl.put(e, locals[k], len(op.Hashes)-k) {
 			return
 		}
+	}
+}
+
+func (s *Stream) sees(shape normalize.Shape) {
+	if have := s.shape.Load(); have == nil || *have != shape {
+		s.shape.Store(&shape)
 	}
 }
 

@@ -41,6 +41,9 @@ func (s *slab[T]) at(ref uint32) *T {
 
 // array returns the n first items of the array at ref.
 func (s *slab[T]) array(ref uint32, n int) []T {
+	if n == 0 {
+		return nil
+	}
 	o := int(ref & (slabItems - 1))
 	return s.mem[ref>>slabBits][o : o+n]
 }

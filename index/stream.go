@@ -30,6 +30,18 @@ type Stream struct {
 	inARow    int                  // content conflicts since the last store without one
 
 	stats streamCounters
+	shape atomic.Pointer[normalize.Shape]
+}
+
+// Shape returns the shape of the stream's full-attention blocks, by which a
+// prompt is to be identified for it: the one it stored last; false before its
+// first block, and where no block size is configured. Any goroutine may call it.
+func (s *Stream) Shape() (normalize.Shape, bool) {
+	shape := s.shape.Load()
+	if shape == nil {
+		return normalize.Shape{}, false
+	}
+	return *shape, true
 }
 
 type streamCounters struct {
@@ -65,7 +77,11 @@ func (x *Set) NewStream(c StreamConfig) *Stream {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.streams++
-	return &Stream{set: x, config: c}
+	s := &Stream{set: x, config: c}
+	if c.BlockSize != 0 {
+		s.shape.Store(&normalize.Shape{BlockSize: c.BlockSize})
+	}
+	return s
 }
 
 // Name is what the stream was called at its birth.

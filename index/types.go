@@ -81,10 +81,11 @@ type Query struct {
 
 // QueryView is the prompt as one kind of worker identifies it.
 type QueryView struct {
-	// Limit is the end of the exactly identified part, in tokens.
-	Limit int
 	// Chains has one chain per shape.
 	Chains []normalize.Chain
+	// Limits is parallel to Chains: the end of the part that is identified in
+	// blocks of that shape, in tokens.
+	Limits []int
 }
 
 // UsableReason says why a Row's Usable is not known.

@@ -24,11 +24,18 @@ func (w *walk) usable(q *Query, s *Stream, view int, row *Row) {
 	if row.UsableReason = u.kinds(); row.UsableReason != UsableKnown {
 		return
 	}
-	limit := 0
-	if view < len(q.Views) {
-		limit = q.Views[view].Limit
+	row.Usable = u.hit(max(0, min(q.PromptTokens-1, q.Views[view].limit(row.Shape))))
+}
+
+// limit is the end of the part identified in blocks of a shape; 0 for a shape
+// that was not asked.
+func (v *QueryView) limit(s normalize.Shape) int {
+	for i := range v.Chains {
+		if v.Chains[i].Shape == s {
+			return v.Limits[i]
+		}
 	}
-	row.Usable = u.hit(max(0, min(q.PromptTokens-1, limit)))
+	return 0
 }
 
 // blockSize of the stream's full-attention groups.
