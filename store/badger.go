@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	"github.com/dgraph-io/badger/v4/pb"
 	"github.com/dgraph-io/badger/v4/table"
 	"github.com/dgraph-io/badger/v4/y"
-	"github.com/dgraph-io/ristretto/v2/z"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -52,7 +50,7 @@ func (badgerLogger) Infof(string, ...any)               {}
 func (badgerLogger) Debugf(string, ...any)              {}
 
 func (l badgerLogger) warn(format string, v []any) {
-	l.log.Debug("badger", "msg", cut(fmt.Sprintf(format, v...)))
+	l.log.Warn("badger", "says", cut(fmt.Sprintf(format, v...)))
 }
 
 const maxForeignText = 300
@@ -128,18 +126,30 @@ func isEnvironment(err error) bool {
 func closeQuietly(db *badger.DB) { _ = db.Close() }
 
 // preflight looks at the files that Badger would panic over, or would silently
-// make an empty store of, before it sees them. Errors: ErrDamaged.
-func preflight(dir string) error {
+// make an empty store of, before it sees them; it changes nothing. A directory
+// that Badger never finished making is not damaged, unless wasFull says that it
+// held a snapshot. Errors: ErrDamaged, or the machine's refusal.
+func preflight(dir string, wasFull bool) error {
 	man, err := replayBadgerManifest(filepath.Join(dir, badger.ManifestFilename))
+	if errors.Is(err, fs.ErrNotExist) && !wasFull {
+		return nil
+	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, briefly(err))
+		return damagedUnlessEnvironment(badger.ManifestFilename, err)
 	}
 	for id, t := range man.Tables {
-		if err := checkTable(table.NewFilename(id, dir), t.Compression); err != nil {
-			return fmt.Errorf("%w: table %06d.sst: %w", ErrDamaged, id, briefly(err))
+		if err := checkTable(table.NewFilename(id, dir), id, t.Compression); err != nil {
+			return damagedUnlessEnvironment(table.IDToFilename(id), err)
 		}
 	}
-	return dropBadDiscard(filepath.Join(dir, "DISCARD"))
+	return nil
+}
+
+func damagedUnlessEnvironment(file string, err error) error {
+	if isEnvironment(err) {
+		return briefly(err)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrDamaged, file, briefly(err))
 }
 
 func replayBadgerManifest(path string) (badger.Manifest, error) {
@@ -154,25 +164,20 @@ func replayBadgerManifest(path string) (badger.Manifest, error) {
 
 // checkTable verifies one table of the LSM tree. They hold keys and pointers
 // only, a few kilobytes for a generation, so all of it is read.
-func checkTable(path string, compression options.CompressionType) (err error) {
+func checkTable(path string, id uint64, compression options.CompressionType) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("panic while reading: %v", r)
 		}
 	}()
-	if err := checkTableFooter(path); err != nil {
-		return err
-	}
-	mf, err := z.OpenMmapFile(path, os.O_RDONLY, 0)
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	defer mf.Close(-1)
-	t, err := table.OpenTable(mf, table.Options{
-		ReadOnly:    true,
-		Compression: compression,
-		ChkMode:     options.NoVerification,
-	})
+	if err := checkTableFooter(b); err != nil {
+		return err
+	}
+	t, err := table.OpenInMemoryTable(b, id, &table.Options{Compression: compression})
 	if err != nil {
 		return err
 	}
@@ -183,18 +188,15 @@ func checkTable(path string, compression options.CompressionType) (err error) {
 // here would end the process inside Badger, without a panic that could be
 // recovered. From the file's end: length of a checksum record (u32 BE), the
 // record, length of the index (u32 BE), the index.
-func checkTableFooter(path string) error {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
+func checkTableFooter(b []byte) error {
+	size := len(b)
 	sum, b, ok := cutTail(b)
 	if !ok {
-		return fmt.Errorf("cut short at %d bytes", len(b))
+		return fmt.Errorf("no checksum at the end of its %d bytes", size)
 	}
 	index, _, ok := cutTail(b)
 	if !ok {
-		return errors.New("index cut short")
+		return fmt.Errorf("no index at the end of its %d bytes", size)
 	}
 	var want pb.Checksum
 	if err := proto.Unmarshal(sum, &want); err != nil {
@@ -333,7 +335,7 @@ func scanGenerations(db *badger.DB, man *manifest) (newest uint64, leftovers boo
 	}
 	var sentinel uint64
 	err = view(db, sentinelKey, func(v []byte) error {
-		if len(bytes.TrimSpace(v)) == 8 {
+		if len(v) == 8 {
 			sentinel = binary.BigEndian.Uint64(v)
 		}
 		return nil

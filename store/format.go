@@ -17,7 +17,7 @@ const (
 	// 256 KiB to 1 MiB are what Badger's value log handles best.
 	TargetChunkBytes = 512 << 10
 	// MaxChunkBytes is the most one chunk may hold before compression.
-	MaxChunkBytes = 4 << 20
+	MaxChunkBytes = 1 << 20
 	// MaxMetaBytes bounds Info.Meta.
 	MaxMetaBytes = 64 << 10
 	// MaxNameBytes bounds Info.Content and Info.Producer.
@@ -224,7 +224,7 @@ type place struct {
 //	24  4  number, from 0
 //	28  2  kind
 //	30  2  encoding: 0 as it is, 1 one zstd frame
-//	32  4  R = raw length, at most 4 MiB
+//	32  4  R = raw length, at most 1 MiB
 //	36  4  S = stored length, at most R
 //	40  S  payload
 //	40+S  8  XXH3-64 of everything before
@@ -338,21 +338,21 @@ func parseChunk(b []byte, want place) (chunk, error) {
 	return c, nil
 }
 
-// decode returns the chunk's data: its payload itself, or dst's memory, which
-// is grown to at most MaxChunkBytes. Errors: ErrDamaged.
+// decode returns the chunk's data in dst's memory, which grows to at most
+// MaxChunkBytes. Errors: ErrDamaged.
 func (c *codec) decode(dst []byte, ch chunk) ([]byte, error) {
-	if ch.encoding == encodingRaw {
-		return ch.payload, nil
-	}
 	if cap(dst) < ch.raw {
 		dst = make([]byte, 0, max(ch.raw, TargetChunkBytes))
 	}
+	if ch.encoding == encodingRaw {
+		return append(dst[:0], ch.payload...), nil
+	}
 	out, err := c.dec.DecodeAll(ch.payload, dst[:0])
 	if err != nil {
-		return nil, fmt.Errorf("%w: a chunk does not decompress: %w", ErrDamaged, err)
+		return dst, fmt.Errorf("%w: a chunk does not decompress: %w", ErrDamaged, err)
 	}
 	if len(out) != ch.raw {
-		return nil, fmt.Errorf("%w: a chunk decompresses to %d bytes, not %d", ErrDamaged, len(out), ch.raw)
+		return dst, fmt.Errorf("%w: a chunk decompresses to %d bytes, not %d", ErrDamaged, len(out), ch.raw)
 	}
 	return out, nil
 }

@@ -84,35 +84,46 @@ func loadGeneration(ctx context.Context, db *badger.DB, man *manifest, consume f
 		return err
 	}
 	defer codec.close()
-	var buf []byte
-	return eachChunk(ctx, db, man, func(stored []byte, at place) error {
-		ch, err := parseChunk(stored, at)
-		if err != nil {
+	var ch chunk
+	var data []byte
+	decode := func(stored []byte, at place) error {
+		if ch, err = parseChunk(stored, at); err != nil {
 			return err
 		}
-		data, err := codec.decode(buf, ch)
-		if err != nil {
-			return fmt.Errorf("chunk %d of generation %d: %w", at.number, at.generation, err)
+		data, err = codec.decode(data, ch)
+		return err
+	}
+	for n := range man.Chunks {
+		if err := ctx.Err(); err != nil {
+			return err
 		}
-		if ch.encoding != encodingRaw {
-			buf = data
+		if err := readChunk(db, man, n, decode); err != nil {
+			return err
 		}
-		return consume(ch.kind, data)
-	})
+		if err := consume(ch.kind, data); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // verifyGeneration checks every chunk's checksum and place, and the manifest's
 // totals.
 func verifyGeneration(ctx context.Context, db *badger.DB, man *manifest) error {
 	var raw, stored uint64
-	err := eachChunk(ctx, db, man, func(value []byte, at place) error {
+	add := func(value []byte, at place) error {
 		ch, err := parseChunk(value, at)
 		raw += uint64(ch.raw)
 		stored += uint64(len(value))
 		return err
-	})
-	if err != nil {
-		return err
+	}
+	for n := range man.Chunks {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := readChunk(db, man, n, add); err != nil {
+			return err
+		}
 	}
 	if raw != man.RawBytes || stored != man.StoredBytes {
 		return fmt.Errorf("%w: generation %d holds %d bytes stored as %d, its manifest says %d and %d",
@@ -121,31 +132,23 @@ func verifyGeneration(ctx context.Context, db *badger.DB, man *manifest) error {
 	return nil
 }
 
-// eachChunk visits the stored form of a generation's chunks where they lie in
-// Badger's memory maps, in order. Errors: ErrDamaged for a chunk that is not
-// there, the context's, fn's.
-func eachChunk(ctx context.Context, db *badger.DB, man *manifest, fn func(stored []byte, at place) error) error {
-	for n := range man.Chunks {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		at := place{man.Generation, man.identity, n}
-		var fnErr error
-		err := guardReads(func() error {
-			return view(db, chunkKey(at.generation, n), func(stored []byte) error {
-				fnErr = fn(stored, at)
-				return nil
-			})
+// readChunk shows fn the stored form of chunk n where it lies in Badger's
+// memory map, valid during the call. fn is ours: a caller's function would have
+// its panics taken for damage. Errors: ErrDamaged, fn's.
+func readChunk(db *badger.DB, man *manifest, n uint32, fn func(stored []byte, at place) error) error {
+	at := place{man.Generation, man.identity, n}
+	var fnErr error
+	err := guardReads(func() error {
+		return view(db, chunkKey(at.generation, n), func(stored []byte) error {
+			fnErr = fn(stored, at)
+			return nil
 		})
-		if err != nil {
-			return fmt.Errorf("%w: chunk %d of %d of generation %d does not read: %w",
-				ErrDamaged, n, man.Chunks, at.generation, briefly(err))
-		}
-		if fnErr != nil {
-			return fnErr
-		}
+	})
+	if err != nil {
+		return fmt.Errorf("%w: chunk %d of %d of generation %d does not read: %w",
+			ErrDamaged, n, man.Chunks, at.generation, briefly(err))
 	}
-	return nil
+	return fnErr
 }
 
 // faultError is what the runtime panics with where a memory map has nothing

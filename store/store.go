@@ -41,7 +41,7 @@ type Options struct {
 	// Logger gets one line per transition; nil is slog.Default().
 	Logger *slog.Logger
 	// ValueLogBytes is the size at which Badger begins a new value-log file,
-	// 64 MiB if 0, at least 1 MiB. Space comes back file by file, so a store
+	// 64 MiB if 0, at least 2 MiB, and so more than a chunk. Space comes back file by file, so a store
 	// of small generations keeps up to this much garbage.
 	ValueLogBytes int64
 	// ReserveBytes stay free on the file system while writing, 32 MiB if 0.
@@ -52,6 +52,7 @@ type Options struct {
 
 const (
 	defaultValueLogBytes = 64 << 20
+	minValueLogBytes     = 2 * MaxChunkBytes // Badger refuses a value larger than the file
 	defaultReserveBytes  = 32 << 20
 )
 
@@ -65,7 +66,7 @@ func (o *Options) setDefaults() error {
 	if o.ValueLogBytes == 0 {
 		o.ValueLogBytes = defaultValueLogBytes
 	}
-	o.ValueLogBytes = max(o.ValueLogBytes, 1<<20)
+	o.ValueLogBytes = max(o.ValueLogBytes, minValueLogBytes)
 	if o.ReserveBytes == 0 {
 		o.ReserveBytes = defaultReserveBytes
 	}
@@ -95,7 +96,8 @@ type Store struct {
 	// mu is held by Write, Load and Close for their whole duration.
 	mu      sync.Mutex
 	closed  bool
-	db      *badger.DB // nil: must be opened again before the next use
+	db      *badger.DB // nil: must be opened before the next use
+	sick    bool       // Badger failed: must be closed and opened before the next use
 	next    uint64     // the next generation's number; never used twice
 	sweep   bool       // generations other than the live one may be present
 	bloated bool       // the directory is past its ceiling: write a fresh one
@@ -130,6 +132,8 @@ func Open(o Options) (*Store, error) {
 	}
 	s.lock = lock
 	if err := s.start(); err != nil {
+		// Refused is not killed: this start does not count.
+		err = errors.Join(err, s.path.endStart())
 		s.lock.release()
 		return nil, err
 	}
@@ -176,6 +180,9 @@ func (s *Store) openDB() error {
 	}
 	s.db = db
 	s.setManifest(man)
+	if err != nil { // ErrVersion
+		s.setLost(err)
+	}
 	newest, leftovers, err := scanGenerations(db, man)
 	if err != nil {
 		return fmt.Errorf("open snapshot store: %w", err)
@@ -193,10 +200,11 @@ func (s *Store) tryOpen() (*badger.DB, *manifest, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if has {
-		if err := preflight(s.path.db()); err != nil {
-			return nil, nil, err
-		}
+	if err := preflight(s.path.db(), has); err != nil {
+		return nil, nil, err
+	}
+	if err := dropBadDiscard(filepath.Join(s.path.db(), "DISCARD")); err != nil {
+		return nil, nil, err
 	}
 	db, err := openBadgerTwice(badgerOptions(s.path.db(), s.opt.ValueLogBytes, s.log))
 	if err != nil {
@@ -258,6 +266,12 @@ func (s *Store) setManifest(m *manifest) {
 	}
 }
 
+func (s *Store) setLost(err error) {
+	s.state.Lock()
+	defer s.state.Unlock()
+	s.state.lost = err
+}
+
 func (s *Store) refreshDisk() int64 {
 	n := diskUse(s.opt.Dir)
 	s.state.Lock()
@@ -271,11 +285,14 @@ func (s *Store) ensureOpen() error {
 	if s.closed {
 		return ErrClosed
 	}
-	if s.db != nil {
+	if s.db != nil && !s.sick {
 		return nil
 	}
 	if err := checkSpace(s.opt.Dir, openReserveBytes); err != nil {
 		return err
+	}
+	if err := s.closeDB(); err != nil {
+		s.log.Warn("snapshot store did not close well after a failure", "dir", s.opt.Dir, "err", err)
 	}
 	return s.openDB()
 }
@@ -328,7 +345,7 @@ func (s *Store) Close() error {
 // would fault, and the next Open recovers the same. Caller has mu.
 func (s *Store) closeDB() error {
 	db := s.db
-	s.db = nil
+	s.db, s.sick = nil, false
 	if db == nil {
 		return nil
 	}

@@ -262,10 +262,8 @@ func (s *Store) commit(w *written) Stats {
 func (s *Store) giveUp(err error) {
 	var failed badgerFailed
 	if errors.As(err, &failed) {
-		if err := s.closeDB(); err != nil {
-			s.log.Warn("closing the snapshot store after a failed write", "err", err)
-		}
-		return // the next use opens it and finds the leftovers
+		s.sick = true // ensureOpen sees to it, and finds the leftovers
+		return
 	}
 	if s.db != nil {
 		s.reclaim()
