@@ -49,6 +49,7 @@ type target struct {
 	// system's own sizing.
 	recvBuffer int
 	control    func(network, address string) error
+	resolver   *net.Resolver // nil: the system's
 }
 
 // dial tries all addresses of the target's name, each with connect and
@@ -96,7 +97,7 @@ func (t *target) resolve(ctx context.Context) ([]string, error) {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{t.ep.Address}, nil
 	}
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	ips, err := t.resolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
 		return nil, err
 	}

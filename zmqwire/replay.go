@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -47,8 +48,9 @@ type ReplayConfig struct {
 	// Attempts bounds the requests of ReplayAll in a row that bring nothing
 	// new, 3. Replay makes one, whatever comes.
 	Attempts int
-	// Control is SubscriberConfig's.
-	Control func(network, address string) error
+	// Control and Resolver are SubscriberConfig's.
+	Control  func(network, address string) error
+	Resolver *net.Resolver
 	// Logger gets a line per request of ReplayAll that has to be repeated;
 	// nil is slog.Default().
 	Logger *slog.Logger
@@ -134,7 +136,8 @@ func (cfg *ReplayConfig) request(ctx context.Context) (*link, error) {
 	}
 	t := target{
 		endpoint: cfg.Endpoint, ep: ep, sock: zmq4.Dealer,
-		timeout: cfg.HandshakeTimeout, recvBuffer: replayRecvBuffer, control: cfg.Control,
+		timeout: cfg.HandshakeTimeout, recvBuffer: replayRecvBuffer,
+		control: cfg.Control, resolver: cfg.Resolver,
 	}
 	conn, minor, err := t.dial(ctx)
 	if err != nil {

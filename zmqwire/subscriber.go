@@ -47,6 +47,9 @@ type SubscriberConfig struct {
 	// address (network "tcp4", "tcp6" or "unix"), and for each accepted peer;
 	// an error refuses it (ReasonDenied).
 	Control func(network, address string) error
+	// Resolver looks the endpoint's name up before each connect; nil is the
+	// system's.
+	Resolver *net.Resolver
 	// Logger gets one line per transition; nil is slog.Default().
 	Logger *slog.Logger
 }
@@ -209,7 +212,7 @@ func (s *Subscriber) Addr() string {
 func (s *Subscriber) connect(ctx context.Context) {
 	t := target{
 		endpoint: s.cfg.Endpoint, ep: s.ep, sock: zmq4.Sub,
-		timeout: s.cfg.HandshakeTimeout, control: s.cfg.Control,
+		timeout: s.cfg.HandshakeTimeout, control: s.cfg.Control, resolver: s.cfg.Resolver,
 	}
 	wait := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax}
 	for ctx.Err() == nil {
