@@ -14,10 +14,11 @@ const (
 	// 132 058 bytes.
 	keepPayload = 256 << 10
 	// maxEvents bounds the one place where a batch in memory is more than
-	// twelve times its bytes: an Event is over 300 bytes, and the shortest
-	// has 15. It is more than 60 times what one scheduler step of vLLM can
-	// evict or store (a block each, 64 Ki tokens in blocks of 16).
-	maxEvents = 1 << 18
+	// eight times its bytes: an Event has 384, and the shortest one has
+	// leastEvent on the wire. It is 64 times what a scheduler step of vLLM
+	// evicts or stores when it takes 64 Ki tokens in blocks of 16.
+	maxEvents  = 1 << 18
+	leastEvent = len("\x92\xacBlockRemoved\x90")
 	// An extra key takes 56 bytes in memory and one at least on the wire, so
 	// a batch may have one for each extraKeyBytes of its payload, and
 	// freeExtraKeys beside. A block with one extra key of one character, a
@@ -180,15 +181,26 @@ func (d *Decoder) events() error {
 	if !ok {
 		return d.fail("events", "an array")
 	}
-	for range n {
+	for i := range n {
 		if len(d.batch.Events) == maxEvents {
 			return d.fail("events", fmt.Sprintf("at most %d of them", maxEvents))
 		}
+		d.makeRoom(n - i)
 		if !d.event() {
 			return d.fail("events", fmt.Sprintf("%d whole events", n))
 		}
 	}
 	return nil
+}
+
+// makeRoom makes room for an event where left more are announced: for twice as
+// many as there are, but for no more than the bytes left can hold.
+func (d *Decoder) makeRoom(left int) {
+	have := len(d.batch.Events)
+	if have == cap(d.batch.Events) {
+		left = min(left, 1+(len(d.c.b)-d.c.pos)/leastEvent)
+		d.batch.Events = slices.Grow(d.batch.Events, min(left, max(have, 16)))
+	}
 }
 
 // outcome is what became of an event.
@@ -207,8 +219,8 @@ func (d *Decoder) event() bool {
 	hashes, remaining, tokens := len(d.hashes), len(d.remaining), len(d.tokens)
 	extra, extraEnds := len(d.extra), len(d.extraEnds)
 
+	last := len(d.batch.Events)
 	d.batch.Events = append(d.batch.Events, Event{Group: NoGroup})
-	last := len(d.batch.Events) - 1
 	ev := &d.batch.Events[last]
 	result := d.readEvent(ev)
 	switch {
@@ -615,7 +627,12 @@ func (d *Decoder) finishRemoved(ev *Event, have fields) outcome {
 // cleared. n has been checked against the payload.
 func extend[T any](buf []T, n int) (all, added []T) {
 	begin := len(buf)
-	all = slices.Grow(buf, n)[:begin+n]
+	if cap(buf)-begin < n {
+		// append's own growth is by a quarter, which copies large buffers
+		// five times over.
+		buf = slices.Grow(buf, max(n, begin))
+	}
+	all = buf[:begin+n]
 	return all, all[begin : begin+n : begin+n]
 }
 
@@ -715,7 +732,9 @@ func (d *Decoder) extraItems() bool {
 		if !ok {
 			return false
 		}
-		d.extra = append(d.extra, ExtraKey{Form: form, Raw: d.c.b[begin:d.c.pos:d.c.pos], Text: text})
+		var key []ExtraKey
+		d.extra, key = extend(d.extra, 1)
+		key[0] = ExtraKey{Form: form, Raw: d.c.b[begin:d.c.pos:d.c.pos], Text: text}
 	}
 	return true
 }
