@@ -77,9 +77,9 @@ func briefly(err error) error {
 	return foreignError{err}
 }
 
-// openBadgerTwice opens a directory. After a kill an empty .vlog or .mem fails
-// the first try in one start of ten, and the second works and has lost
-// nothing. Errors: ErrDamaged, ErrLocked, or the machine's refusal.
+// openBadgerTwice opens a directory. After a kill the first try fails in one
+// start of ten, mostly over an empty log file (see tidy); the second works and
+// has lost nothing. Errors: ErrDamaged, ErrLocked, or the machine's refusal.
 func openBadgerTwice(o badger.Options) (*badger.DB, error) {
 	db, err := openBadger(o)
 	if err == nil || errors.Is(err, ErrLocked) {
@@ -224,12 +224,55 @@ const (
 	minDiscardBytes = 1 << 20
 )
 
+// tidy removes what holds nothing and keeps Badger from opening a directory, or
+// from working in it: empty log files and senseless garbage counts.
+func tidy(dir string) error {
+	for _, ext := range []string{".vlog", ".mem"} {
+		names, err := withSuffix(dir, ext)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := removeIfEmpty(filepath.Join(dir, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return dropBadDiscard(filepath.Join(dir, "DISCARD"))
+}
+
+// withSuffix lists the names in dir that end so; none where there is no dir.
+func withSuffix(dir, suffix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), suffix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// removeIfEmpty: a kill, or a start that was refused, can leave a log file that
+// was never given its length. Each one fails an Open, and each failed Open can
+// leave one more.
+func removeIfEmpty(path string) error {
+	fi, err := os.Stat(path)
+	if err != nil || fi.Size() > 0 {
+		return err
+	}
+	return os.Remove(path)
+}
+
 // dropBadDiscard removes Badger's garbage counts where they make no sense. They
 // are advice for its collector and carry no checksum, but a short file is a
 // panic in it and a file id that stands twice an endless loop.
 func dropBadDiscard(path string) error {
 	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) || (err == nil && len(b) == 0) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {

@@ -128,7 +128,7 @@ func openOffline(p paths) (db *badger.DB, done func(), clean bool, err error) {
 	}
 	opt := badgerOptions(dir, defaultValueLogBytes, slog.New(slog.DiscardHandler))
 	// A clean close leaves no memory table behind.
-	if mem, _ := filepath.Glob(filepath.Join(dir, "*.mem")); len(mem) == 0 {
+	if mem, err := withSuffix(dir, ".mem"); err == nil && len(mem) == 0 {
 		if db, err := openBadger(opt.WithReadOnly(true)); err == nil {
 			return db, func() { closeQuietly(db) }, true, nil
 		}
@@ -137,15 +137,16 @@ func openOffline(p paths) (db *badger.DB, done func(), clean bool, err error) {
 	if err != nil {
 		return nil, nil, false, err
 	}
-	db, err = openBadgerTwice(opt.WithDir(tmp).WithValueDir(tmp))
+	if err = tidy(tmp); err == nil {
+		db, err = openBadgerTwice(opt.WithDir(tmp).WithValueDir(tmp))
+	}
 	if err != nil {
 		return nil, nil, false, errors.Join(err, os.RemoveAll(tmp))
 	}
 	return db, func() { closeQuietly(db); _ = os.RemoveAll(tmp) }, false, nil
 }
 
-// copyDir copies the files of a Badger directory to a new temporary one. Its
-// DISCARD file is left out: nothing that reads needs it.
+// copyDir copies the files of a Badger directory to a new temporary one, tidied.
 func copyDir(dir string) (string, error) {
 	tmp, err := os.MkdirTemp("", "kvindexd-snapshot-")
 	if err != nil {
@@ -166,7 +167,7 @@ func copyFiles(dst, src string) error {
 		return err
 	}
 	for _, e := range entries {
-		if !e.Type().IsRegular() || e.Name() == "DISCARD" {
+		if !e.Type().IsRegular() {
 			continue
 		}
 		if err := copySparse(filepath.Join(dst, e.Name()), filepath.Join(src, e.Name())); err != nil {

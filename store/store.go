@@ -203,7 +203,7 @@ func (s *Store) tryOpen() (*badger.DB, *manifest, error) {
 	if err := preflight(s.path.db(), has); err != nil {
 		return nil, nil, err
 	}
-	if err := dropBadDiscard(filepath.Join(s.path.db(), "DISCARD")); err != nil {
+	if err := tidy(s.path.db()); err != nil {
 		return nil, nil, err
 	}
 	db, err := openBadgerTwice(badgerOptions(s.path.db(), s.opt.ValueLogBytes, s.log))

@@ -133,8 +133,11 @@ func (s *Store) Write(ctx context.Context, info Info, produce func(w *Writer) er
 	if err := ctx.Err(); err != nil {
 		return Stats{}, err
 	}
-	if s.sweep && !s.keepsForeign() {
+	if s.sweep {
 		s.reclaim()
+		if err := s.ensureOpen(); err != nil { // again, if that went wrong
+			return Stats{}, err
+		}
 	}
 	man, err := s.writeGeneration(ctx, info, produce)
 	if err != nil {
@@ -306,6 +309,7 @@ func (s *Store) tryReclaim() error {
 		}
 	}
 	if err := s.db.DropPrefix(drop...); err != nil {
+		s.sick = true // it may have stopped half way, without a memory table
 		return briefly(err)
 	}
 	s.sweep = false
@@ -325,6 +329,7 @@ func (s *Store) collect(live int64) error {
 			return nil
 		}
 		if err != nil {
+			s.sick = true
 			return briefly(err)
 		}
 	}
