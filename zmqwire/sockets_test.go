@@ -109,6 +109,7 @@ func (t *tap) until(what string, cond func() bool) {
 		}
 		select {
 		case <-change:
+		case <-time.After(5 * time.Millisecond): // For what no event tells.
 		case <-timeout:
 			t.mu.Lock()
 			defer t.mu.Unlock()
