@@ -77,7 +77,7 @@ func (p *Prompt) Chain(dst *Chain, pr *Projection, v View, s Shape) {
 		text = min(limit, w.ranges[0].Offset)
 	}
 	n := blocksIn(text, w)
-	dst.Locals = appendLocals(dst.Locals, p.Tokens, w.size, w.window, n, seed)
+	dst.text(p.Tokens, w, n, seed)
 	for a := n * w.size; a+w.window <= limit; a += w.size {
 		mm, _ := w.items(a)
 		words, grown, kind := normalizeBlock(dst.arena[:0], p.Tokens[a:a+w.window], mm, v.IDs)
@@ -85,10 +85,37 @@ func (p *Prompt) Chain(dst *Chain, pr *Projection, v View, s Shape) {
 		if kind == unidentifiedBlock {
 			break
 		}
-		dst.Locals = append(dst.Locals, hashWords(words, seed))
+		dst.push(hashWords(words, seed))
 	}
 	w.ranges = nil
-	dst.Seqs = SequenceHashes(slices.Grow(dst.Seqs, len(dst.Locals)), dst.Locals)
+}
+
+// text fills an empty chain with n blocks of plain text. It hashes blocks and
+// chain in one pass, so that a block need not wait for the chain before it: that
+// costs less than one pass for each.
+func (c *Chain) text(tokens []uint32, w *windows, n int, seed uint64) {
+	c.Locals = slices.Grow(c.Locals, n)[:n]
+	c.Seqs = slices.Grow(c.Seqs, n)[:n]
+	locals, seqs := c.Locals, c.Seqs
+	var prev SequenceHash
+	for i := range locals {
+		l := hashWords(tokens[i*w.size:i*w.size+w.window], seed)
+		if i == 0 {
+			prev = SequenceHash(l)
+		} else {
+			prev = NextSequence(prev, l)
+		}
+		locals[i], seqs[i] = l, prev
+	}
+}
+
+// push appends one block.
+func (c *Chain) push(l LocalHash) {
+	seq := SequenceHash(l)
+	if n := len(c.Seqs); n > 0 {
+		seq = NextSequence(c.Seqs[n-1], l)
+	}
+	c.Locals, c.Seqs = append(c.Locals, l), append(c.Seqs, seq)
 }
 
 // blocksIn is the number of complete windows in the first n tokens.

@@ -62,10 +62,16 @@ type Range struct {
 	Offset, End int
 	Hash        MMHash
 
-	video bool
 	mask  []bool // nil: every token of the range is a placeholder token
-	param string
+	of    *modality
+	index int // in its modality
 }
+
+// video says whether it is a video.
+func (r *Range) video() bool { return r.of.name == modVideo }
+
+// refuse returns a refusal that names the range's placeholder.
+func (r *Range) refuse(why Reason) refusal { return refusal{why, r.of.paramOf(membSpans, r.index)} }
 
 // embeds says whether the token at i, inside the range, is a placeholder token.
 func (r *Range) embeds(i int) bool { return r.mask == nil || r.mask[i-r.Offset] }
@@ -200,28 +206,25 @@ func (p *Prompt) readRanges(v View) ([]Range, refusal) {
 // readItem checks one image by itself against the prompt's tokens.
 func (p *Prompt) readItem(m *modality, i int) (Range, refusal) {
 	it := &m.items[i]
-	param := m.paramOf(membSpans, i)
+	r := Range{Offset: int(it.offset), Hash: it.hash, of: m, index: i}
 	switch {
 	case it.noHash:
-		return Range{}, refusal{BadIdentifier, m.paramOf(membHashes, i)}
+		return r, refusal{BadIdentifier, m.paramOf(membHashes, i)}
 	case it.isBad:
-		return Range{}, refusal{BadPlaceholder, param + it.bad}
+		return r, refusal{BadPlaceholder, m.paramOf(membSpans, i) + it.bad}
 	case it.offset > int64(len(p.Tokens)) || it.length > int64(len(p.Tokens))-it.offset:
-		return Range{}, refusal{RangeOutOfBounds, param}
+		return r, r.refuse(RangeOutOfBounds)
 	case it.badMask || it.hasMask && int64(len(it.mask)) != it.length:
-		return Range{}, refusal{BadIsEmbed, param + ".is_embed"}
+		return r, refusal{BadIsEmbed, m.paramOf(membSpans, i) + ".is_embed"}
 	}
-	r := Range{
-		Offset: int(it.offset), End: int(it.offset + it.length), Hash: it.hash,
-		video: m.name == modVideo, param: param,
-	}
+	r.End = int(it.offset + it.length)
 	if it.hasMask {
 		r.mask = it.mask
 		return r, refusal{}
 	}
 	for _, t := range p.Tokens[r.Offset+1 : r.End] {
 		if t != p.Tokens[r.Offset] {
-			return Range{}, refusal{MixedSpanWithoutIsEmbed, param}
+			return r, r.refuse(MixedSpanWithoutIsEmbed)
 		}
 	}
 	return r, refusal{}
@@ -230,7 +233,7 @@ func (p *Prompt) readItem(m *modality, i int) (Range, refusal) {
 func checkOrder(ranges []Range) refusal {
 	for i := 1; i < len(ranges); i++ {
 		if ranges[i-1].Offset > ranges[i].Offset {
-			return refusal{OutOfOrder, ranges[i].param}
+			return ranges[i].refuse(OutOfOrder)
 		}
 	}
 	return refusal{}
@@ -243,9 +246,9 @@ func checkApart(ranges []Range) refusal {
 		a, b := &ranges[i-1], &ranges[i]
 		switch {
 		case a.End > b.Offset:
-			return refusal{Overlapping, b.param}
+			return b.refuse(Overlapping)
 		case a.End == b.Offset && a.Hash != b.Hash:
-			return refusal{AdjacentDifferentIdentifiers, b.param}
+			return b.refuse(AdjacentDifferentIdentifiers)
 		}
 	}
 	return refusal{}
@@ -275,7 +278,7 @@ func (p *Prompt) checkEmbedsOf(ranges []Range, video bool, id uint32) (found boo
 	var first *Range
 	for i := range ranges {
 		r := &ranges[i]
-		if r.video != video {
+		if r.video() != video {
 			continue
 		}
 		for j := r.Offset; j < r.End; j++ {
@@ -284,12 +287,12 @@ func (p *Prompt) checkEmbedsOf(ranges []Range, video bool, id uint32) (found boo
 			case first == nil:
 				token, first = p.Tokens[j], r
 			case p.Tokens[j] != token:
-				return true, refusal{MixedEmbedTokens, r.param}
+				return true, r.refuse(MixedEmbedTokens)
 			}
 		}
 	}
 	if first != nil && token != id {
-		return true, refusal{ImageTokenMismatch, first.param}
+		return true, first.refuse(ImageTokenMismatch)
 	}
 	return first != nil, refusal{}
 }

@@ -117,7 +117,7 @@ func (c *SkipCounts) addMedium(name string, n uint64) {
 			return
 		}
 	}
-	if len(c.Media) == maxMediumNames && name != otherMedia {
+	if len(c.Media) >= maxMediumNames && name != otherMedia {
 		c.addMedium(otherMedia, n)
 		return
 	}
