@@ -122,6 +122,15 @@ func (e *encoder) key(name string) {
 	e.comma = false
 }
 
+// name is key for a name that is not ours.
+func (e *encoder) name(t string) {
+	e.str(t)
+	if !e.msgpack {
+		e.b = append(e.b, ':')
+		e.comma = false
+	}
+}
+
 func (e *encoder) str(t string) {
 	if e.msgpack {
 		e.b = append(appendStrHead(e.b, len(t)), t...)

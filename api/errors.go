@@ -115,6 +115,14 @@ func badIndex(param string, i int, format string, args ...any) *Error {
 	return badField(param+"["+strconv.Itoa(i)+"]", format, args...)
 }
 
+// scalar takes the index from an error about an element: there is no array.
+func (e *Error) scalar() *Error {
+	if e != nil && e.Param == "[0]" {
+		e.Param = ""
+	}
+	return e
+}
+
 // within puts the name of the enclosing field in front of the error's.
 func (e *Error) within(field string) *Error {
 	switch {

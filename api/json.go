@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"net/http"
 	"strconv"
@@ -298,19 +299,13 @@ func (s *scanner) str() (string, *Error) {
 	return string(t), err
 }
 
-// boolean reads true or false.
-func (s *scanner) boolean() (bool, *Error) {
-	switch s.space() {
-	case 't':
-		if s.literal("true") {
-			return true, nil
-		}
-	case 'f':
-		if s.literal("false") {
-			return false, nil
-		}
-	}
-	return false, s.wrong("true or false")
+// isString says whether a string stands here.
+func (s *scanner) isString() bool { return s.space() == '"' }
+
+// u64 reads one whole number from 0 to 2^64-1.
+func (s *scanner) u64() (uint64, *Error) {
+	n, err := s.element(0, math.MaxUint64, "a number from 0 to 2^64-1")
+	return n, err.scalar()
 }
 
 // integer reads a whole number in [min, max].

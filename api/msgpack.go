@@ -294,6 +294,20 @@ func (c *mcursor) integer(min, max int64) (int64, *Error) {
 	return n, nil
 }
 
+// isString says whether a str stands here.
+func (c *mcursor) isString() bool {
+	start := c.i
+	h, err := c.next()
+	c.i = start
+	return err == nil && h.kind == mStr
+}
+
+// u64 reads one whole number from 0 to 2^64-1.
+func (c *mcursor) u64() (uint64, *Error) {
+	n, err := c.unsigned(0, math.MaxUint64, false, "a number from 0 to 2^64-1")
+	return n, err.scalar()
+}
+
 // unsigned reads element i of an array of whole numbers up to max.
 func (c *mcursor) unsigned(i int, max uint64, signed bool, want string) (uint64, *Error) {
 	start := c.i

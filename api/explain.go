@@ -1,0 +1,3 @@
+package api
+
+func handleExplain(c *call) *Error { return nil }
