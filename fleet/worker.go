@@ -1,14 +1,13 @@
 package fleet
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"context"
 
 	"github.com/kvindexd/kvindexd/normalize"
 	"github.com/kvindexd/kvindexd/zmqwire"
@@ -79,7 +78,7 @@ func (f *Fleet) state(e *entry, m *ModelSpec) (*statement, error) {
 		m = &ModelSpec{Name: e.spec.Model}
 	}
 	if err := s.resolve(m); err != nil {
-		return nil, fmt.Errorf("worker %q: %w", s.spec.ID, err)
+		return nil, fmt.Errorf("%w: worker %q: %w", ErrInvalid, s.spec.ID, err)
 	}
 	return s, nil
 }
@@ -104,7 +103,7 @@ func (s *statement) resolve(m *ModelSpec) error {
 	if err != nil {
 		return err
 	}
-	s.view = normalize.View{IDs: tokenIDs(s.config), ExtraKeys: mode}
+	s.view.ExtraKeys = mode
 	if t := s.config.TowerConnectorLora; t != nil {
 		s.view.TowerConnectorLora = *t
 	}
@@ -114,51 +113,26 @@ func (s *statement) resolve(m *ModelSpec) error {
 // resolveTokens finds the placeholder token ids: the worker's own, the model's,
 // the model directory's, in this order.
 func (s *statement) resolveTokens(m *ModelSpec) error {
-	c := &s.config
-	c.ImageTokenID, s.imageFrom = firstID(s.spec.ImageTokenID, m.ImageTokenID)
-	c.VideoTokenID, s.videoFrom = firstID(s.spec.VideoTokenID, m.VideoTokenID)
 	dir := s.spec.ModelDir
 	if dir == "" {
 		dir = m.ModelDir
 	}
-	if dir != "" {
-		d, err := readModelDir(dir)
-		if err != nil {
-			return err
-		}
-		c.Fingerprint = d.fingerprint
-		if c.ImageTokenID == nil {
-			c.ImageTokenID, s.imageFrom = d.image, d.imageFrom
-		}
-		if c.VideoTokenID == nil {
-			c.VideoTokenID, s.videoFrom = d.video, d.videoFrom
-		}
+	r, err := normalize.ResolveTokenIDs(
+		normalize.ExplicitIDs{Image: s.spec.ImageTokenID, Video: s.spec.VideoTokenID},
+		normalize.ExplicitIDs{Image: m.ImageTokenID, Video: m.VideoTokenID}, dir)
+	if err != nil {
+		return err
 	}
-	if c.ImageTokenID != nil && c.VideoTokenID != nil && *c.ImageTokenID == *c.VideoTokenID {
-		return fmt.Errorf("%w: image_token_id (%s) and video_token_id (%s) are both %d", ErrInvalid, s.imageFrom, s.videoFrom, *c.ImageTokenID)
+	c := &s.config
+	s.view.IDs = r.IDs
+	if r.IDs.HasImage {
+		c.ImageTokenID, s.imageFrom = &r.IDs.Image, sourceName(r.ImageSource, dir, r.ImageField)
 	}
-	return nil
-}
-
-func firstID(worker, model *uint32) (id *uint32, from string) {
-	switch {
-	case worker != nil:
-		return worker, "worker"
-	case model != nil:
-		return model, "model"
+	if r.IDs.HasVideo {
+		c.VideoTokenID, s.videoFrom = &r.IDs.Video, sourceName(r.VideoSource, dir, r.VideoField)
 	}
-	return nil, ""
-}
-
-func tokenIDs(c SetConfig) normalize.TokenIDs {
-	var t normalize.TokenIDs
-	if c.ImageTokenID != nil {
-		t.Image, t.HasImage = *c.ImageTokenID, true
-	}
-	if c.VideoTokenID != nil {
-		t.Video, t.HasVideo = *c.VideoTokenID, true
-	}
-	return t
+	c.Fingerprint, err = fingerprint(dir)
+	return err
 }
 
 // mergeLoras is the model's adapters and the worker's own, by name.
