@@ -348,15 +348,19 @@ func ReplayAll(ctx context.Context, cfg ReplayConfig, onReply func(Replayed) err
 		if err == nil || r.fatal(ctx, err) {
 			return r.res, err
 		}
-		if fruitless++; r.res.Replies > before {
+		if r.res.Replies > before {
 			fruitless = 0
 			wait.reset()
+		} else {
+			fruitless++
 		}
 		if fruitless >= cfg.Attempts || r.res.Requests >= maxRequests {
 			return r.res, fmt.Errorf("%w: at seq %d after %d requests: %w", ErrReplayAttempts, r.res.Next, r.res.Requests, err)
 		}
 		cfg.Logger.Info("replay goes on", "endpoint", cfg.Endpoint, "seq", r.res.Next, "requests", r.res.Requests, "reason", err)
-		pause(ctx, wait.next())
+		if fruitless > 0 {
+			pause(ctx, wait.next())
+		}
 	}
 }
 

@@ -27,7 +27,17 @@ def sub(ctx, endpoint, topic, bind):
     else:
         s.connect(endpoint)
     print("ready", endpoint, flush=True)
-    for line in sys.stdin:
+    # libzmq sends a bound socket's subscription from the thread that uses it,
+    # so the wait for a command is one on the socket, too.
+    poller = zmq.Poller()
+    poller.register(sys.stdin, zmq.POLLIN)
+    poller.register(s, 0)
+    while True:
+        while sys.stdin.fileno() not in dict(poller.poll(20)):
+            s.getsockopt(zmq.EVENTS)
+        line = sys.stdin.readline()
+        if not line:
+            break
         n, digest, seqs = int(line.split()[1]), hashlib.sha1(), []
         for _ in range(n):
             frames = s.recv_multipart()
