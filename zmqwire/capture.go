@@ -235,12 +235,16 @@ func (c *CaptureReader) at() int64 { return c.offset + int64(c.begin) }
 
 // fill reads on, so that at most limit bytes are at hand.
 func (c *CaptureReader) fill(limit int) {
-	c.offset = c.at()
-	have := copy(c.buf, c.buf[c.begin:])
-	c.begin = 0
-	want := min(max(2*have, firstRead), limit)
-	c.buf = slices.Grow(c.buf[:have], want-have)[:want]
-	n, err := c.src.Read(c.buf[have:])
+	if c.begin > 0 {
+		c.offset = c.at()
+		c.buf = c.buf[:copy(c.buf, c.buf[c.begin:])]
+		c.begin = 0
+	}
+	have := len(c.buf)
+	if have == cap(c.buf) {
+		c.buf = slices.Grow(c.buf, min(max(have, firstRead), limit-have))
+	}
+	n, err := c.src.Read(c.buf[have:min(cap(c.buf), limit)])
 	c.buf, c.srcErr = c.buf[:have+n], err
 }
 
@@ -374,7 +378,7 @@ func (h *headerReader) ignore(name string) {
 
 func readHeader(cur *cursor) (CaptureHeader, error) {
 	r := headerReader{cursor: cur}
-	var h CaptureHeader
+	h := CaptureHeader{Streams: map[string]CaptureStream{}}
 	var format string
 	var version uint64
 	r.each("header", func(key string) {

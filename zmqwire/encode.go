@@ -12,6 +12,9 @@ import (
 type EncodeOptions struct {
 	// Maps writes events as maps, as vLLM 0.24 and later do.
 	Maps bool
+	// Map16 writes the head of a BlockStored map in three bytes, as msgspec
+	// does for a struct that declares 16 fields or more: vLLM 0.33's.
+	Map16 bool
 	// BytesHashes writes engine hashes as 32 bytes, the handle last.
 	BytesHashes bool
 	// Slots is the length of a BlockStored array, tag included: 6 (vLLM 0.9),
@@ -215,7 +218,12 @@ func (e *batchEncoder) mapEvent(ev *Event) {
 			n++
 		}
 	}
-	e.check(e.EncodeMapLen(n))
+	if e.options.Map16 && ev.Kind == BlockStored {
+		_, err := e.out.Write([]byte{0xde, 0, byte(n)})
+		e.check(err)
+	} else {
+		e.check(e.EncodeMapLen(n))
+	}
 	e.key("type")
 	e.key(ev.Kind.String())
 	for _, en := range entries {

@@ -131,6 +131,7 @@ func TestVectorsEncode(t *testing.T) {
 		"array, medium and lora_name (vLLM 0.15)": {Slots: 8},
 		"array, 12 slots (vLLM 0.22/0.23)":        {},
 		"map (vLLM 0.24 and later)":               {Maps: true},
+		"map16 header with a small count":         {Maps: true, Map16: true},
 		"empty batch, nil rank":                   {},
 		"marked image item":                       {Maps: true},
 		"LoRA and tagged salt":                    {Maps: true},
