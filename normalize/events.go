@@ -25,22 +25,31 @@ type Batch struct {
 	arena  []uint32  // words that no token memory holds as they are hashed
 }
 
-// maxRetained bounds, in elements, what a Batch keeps from one message to the
-// next: one huge message does not hold its memory for ever.
-const maxRetained = 1 << 20
+// What is kept from one message to the next, in elements, each about 1 MiB: one
+// huge message does not hold its memory for ever. A prompt of 128 Ki tokens with
+// an image in every block of 16 stays below.
+const (
+	keepOps    = 1 << 12
+	keepBlocks = 1 << 15
+	keepWords  = 1 << 18
+	keepKeys   = 1 << 16
+)
+
+// emptied returns s without its elements, and without its memory if that is for
+// more than most of them.
+func emptied[T any](s []T, most int) []T {
+	if cap(s) > most {
+		return nil
+	}
+	clear(s)
+	return s[:0]
+}
 
 func (b *Batch) reset() {
-	clear(b.Ops)
-	b.Ops = b.Ops[:0]
+	b.Ops = emptied(b.Ops, keepOps)
+	b.blocks = emptied(b.blocks, keepBlocks)
+	b.arena = emptied(b.arena, keepWords)
 	b.Skips.reset()
-	clear(b.blocks)
-	b.blocks, b.arena = b.blocks[:0], b.arena[:0]
-	if cap(b.blocks) > maxRetained {
-		b.blocks = nil
-	}
-	if cap(b.arena) > maxRetained {
-		b.arena = nil
-	}
 }
 
 // Locals appends the local hashes of a store's blocks, one for each of its
@@ -299,13 +308,7 @@ func (b *Batch) interleave(ev *zmqwire.Event) []uint32 {
 // readKeys reads a store's extra keys into the scratch and its salt into op. It
 // says whether no block has anything in them but what is in the seed already.
 func (n *Normalizer) readKeys(op *Op, ev *zmqwire.Event) (plain bool) {
-	n.keys, n.mm = n.keys[:0], n.mm[:0]
-	if cap(n.keys) > maxRetained {
-		n.keys = nil
-	}
-	if cap(n.mm) > maxRetained {
-		n.mm = nil
-	}
+	n.keys, n.mm = emptied(n.keys, keepKeys), emptied(n.mm, keepKeys)
 	var salt []byte
 	plain, from := true, 0
 	for i := range ev.Hashes {

@@ -117,6 +117,26 @@ func TestExtraKeys(t *testing.T) {
 		hash(1337+loraHash+opaque(text("s"), item)), text("a"), text("s"), item)
 }
 
+// A chain's salt is its root's: what another block's event says does not count.
+func TestSaltIsTheRoots(t *testing.T) {
+	b := normalized(View{}, stored(func(ev *zmqwire.Event) { ev.Parent, ev.HasParent, ev.CacheSalt = 9, true, []byte("s") }))
+	if got := b.Ops[0].Salt; got != 0 {
+		t.Errorf("salt %x, want none", got)
+	}
+}
+
+// One huge message does not hold its memory for ever.
+func TestRetention(t *testing.T) {
+	n := NewNormalizer(image99)
+	b := new(Batch)
+	n.Normalize(b, textBatch(1<<21, 16, withImages))
+	n.Normalize(b, &zmqwire.Batch{Events: make([]zmqwire.Event, 1)})
+	n.Normalize(b, textBatch(16, 16, withImages))
+	if cap(b.arena) > keepWords || cap(b.blocks) > keepBlocks || cap(n.keys) > keepKeys || cap(n.mm) > keepKeys {
+		t.Errorf("kept %d words, %d blocks, %d keys, %d items", cap(b.arena), cap(b.blocks), cap(n.keys), cap(n.mm))
+	}
+}
+
 func TestUnidentifiedBlocks(t *testing.T) {
 	ev := stored(func(ev *zmqwire.Event) {
 		ev.Hashes, ev.Tokens = []zmqwire.EngineHash{1, 2}, []uint32{1, 2, 3, 4, 5, 6, 99, 8}

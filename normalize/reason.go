@@ -6,7 +6,7 @@ type Reason string
 
 // The reasons, in the order in which they are checked.
 const (
-	// The features are malformed: no worker can make sense of them.
+	// What the features say: most of these no worker can make sense of.
 	FeaturesNotObject       Reason = "features_not_object"
 	MMHashesNotObject       Reason = "mm_hashes_not_object"
 	MMPlaceholdersNotObject Reason = "mm_placeholders_not_object"
@@ -40,6 +40,19 @@ const (
 	// TextOnlyAsked: the request has images and asked for its text only.
 	TextOnlyAsked Reason = "text_only"
 )
+
+// Reasons returns every reason, in the order in which they are checked.
+func Reasons() []Reason {
+	return []Reason{
+		FeaturesNotObject, MMHashesNotObject, MMPlaceholdersNotObject, UnsupportedModality,
+		UnpairedModality, NotAnArray, LengthMismatch, BadIdentifier, BadPlaceholder,
+		RangeOutOfBounds, MixedSpanWithoutIsEmbed, BadIsEmbed,
+		NoImageTokenID, TowerConnectorLora, ExtraKeysHidden,
+		OutOfOrder, Overlapping, AdjacentDifferentIdentifiers, NoEmbedTokens,
+		MixedEmbedTokens, ImageTokenMismatch, UndeclaredImageToken, AmbiguousLayout,
+		TextOnlyAsked,
+	}
+}
 
 // Malformed says that the features break their own format, whatever worker is
 // asked: an error of the request. An unsupported modality and a mixed span

@@ -3,6 +3,7 @@ package normalize
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -95,10 +96,19 @@ func TestWorkerSideReasons(t *testing.T) {
 	f("text only without images", View{}, Prompt{Mode: TextOnly}, "", 4)
 }
 
-func TestMalformed(t *testing.T) {
+func TestReasonKinds(t *testing.T) {
 	for _, r := range []Reason{UnsupportedModality, MixedSpanWithoutIsEmbed, NoImageTokenID, TextOnlyAsked, AmbiguousLayout, ""} {
 		if r.Malformed() {
 			t.Errorf("%q is malformed", r)
+		}
+	}
+	page, err := os.ReadFile("../docs/identity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range Reasons() {
+		if !strings.Contains(string(page), "| `"+string(r)+"` |") {
+			t.Errorf("docs/identity.md does not explain %q", r)
 		}
 	}
 	if !BadIsEmbed.Malformed() || !NoImageTokenID.WorkerSide() || BadIsEmbed.WorkerSide() {
