@@ -16,7 +16,6 @@ type counters struct {
 	replays, replayFailures       atomic.Uint64
 	replayed                      atomic.Uint64
 	restarts                      atomic.Uint64
-	connects, disconnects         atomic.Uint64
 	malformedMessages             atomic.Uint64
 	foreignTopics                 atomic.Uint64
 

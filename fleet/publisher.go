@@ -76,6 +76,7 @@ func newPublisher(w *worker, at rankEndpoint, now time.Time) *publisher {
 	cfg := streamConfig{
 		Timing: w.fleet.o.Timing, replay: at.replay != "", budget: &w.fleet.budget,
 		onGapClear: w.life.spec.OnGap == OnGapClear, changed: p.changed,
+		restarted: func(why string) { p.log.Warn("publisher restarted", "reason", why) },
 	}
 	p.st = newStream(cfg, p, p.n, now)
 	p.addRank(at.rank, false)
@@ -251,10 +252,8 @@ func (p *publisher) onConn(e zmqwire.ConnEvent) {
 	defer p.mu.Unlock()
 	switch e.State {
 	case zmqwire.Connected:
-		p.n.connects.Add(1)
 		p.st.connected(now)
 	case zmqwire.Disconnected:
-		p.n.disconnects.Add(1)
 		if e.Peers > 0 {
 			break // bind mode: a stranger left, a publisher is still there
 		}
@@ -310,12 +309,12 @@ func (p *publisher) changed(from, to State, why string) {
 
 // warn logs a fault of the content once per life and shows it.
 func (p *publisher) warn(kind, format string, args ...any) {
-	msg := fmt.Sprintf(format, args...)
-	p.st.lastErr = msg
-	if !p.warned[kind] {
-		p.warned[kind] = true
-		p.log.Warn(kind, "reason", msg)
+	if p.warned[kind] {
+		return
 	}
+	p.warned[kind] = true
+	p.st.lastErr = fmt.Sprintf(format, args...)
+	p.log.Warn(kind, "reason", p.st.lastErr)
 }
 
 // reset drops what is held and starts again from the replay.

@@ -39,8 +39,10 @@ type streamConfig struct {
 	fillable func(seq uint64) bool
 	// budget is shared by all streams of the process; nil is no bound.
 	budget *byteBudget
-	// changed is called once per transition of the visible state.
-	changed func(from, to State, why string)
+	// changed is called once per transition of the visible state, restarted
+	// once per restart of the publisher.
+	changed   func(from, to State, why string)
+	restarted func(why string)
 }
 
 // errStopReplay ends a replay whose remaining replies are of no use.
@@ -127,6 +129,11 @@ type stream struct {
 	resyncWait     time.Duration
 	conflictResync bool
 
+	// contradictions of replays with live messages on this connection; a liar
+	// is not asked any more until the next one.
+	contradictions int
+	liar           bool
+
 	shown   State
 	lastErr string
 }
@@ -184,7 +191,7 @@ func (s *stream) canFill() bool {
 	if s.cfg.fillable != nil {
 		return s.cfg.fillable(s.next())
 	}
-	return s.cfg.replay
+	return s.cfg.replay && !s.liar
 }
 
 // connected: the transport is up, as of now. What was published before is not
@@ -194,6 +201,7 @@ func (s *stream) connected(now time.Time) {
 	s.quietSince, s.probeWait = now, 0
 	s.endLive()
 	s.unconfirmed = s.has
+	s.liar, s.contradictions = false, 0
 	switch {
 	case s.cfg.replay:
 		s.beginFill(now)
@@ -394,8 +402,15 @@ func (s *stream) settle(now time.Time) {
 	if s.hasHead && s.last < s.head || s.inflight && s.asked.epoch == s.epoch && !s.hasHead {
 		return
 	}
-	s.filling = false
-	s.attempts = 0
+	s.filled()
+}
+
+// filled: nothing is missing.
+func (s *stream) filled() {
+	s.filling, s.attempts = false, 0
+	if s.trust == Live {
+		s.lastErr = ""
+	}
 }
 
 // skipTo gives up the batches before seq, using what waits between.
@@ -435,7 +450,9 @@ func (s *stream) restart(now time.Time, why string) {
 	s.n.restarts.Add(1)
 	s.begin(Live)
 	s.lastErr = ""
-	s.show(now, "publisher restarted: "+why)
+	if s.cfg.restarted != nil {
+		s.cfg.restarted(why)
+	}
 	if s.canFill() && s.cfg.fillable == nil {
 		s.beginFill(now)
 	}
@@ -456,6 +473,7 @@ func (s *stream) begin(trust State) {
 func (s *stream) reset(now time.Time) {
 	s.begin(Connecting)
 	s.lastErr = ""
+	s.liar, s.contradictions = false, 0
 	if s.up && s.cfg.replay {
 		s.beginFill(now)
 	}
@@ -464,10 +482,10 @@ func (s *stream) reset(now time.Time) {
 
 // want returns the replay to make now, if any, and counts on its being made.
 func (s *stream) want(now time.Time) (replayRequest, bool) {
-	if s.inflight || !s.up || !s.cfg.replay {
+	if s.inflight || !s.up || !s.cfg.replay || s.liar {
 		return replayRequest{}, false
 	}
-	r := replayRequest{epoch: s.epoch}
+	r := replayRequest{purpose: toFill, epoch: s.epoch}
 	if s.has {
 		r.from = s.last
 	}
@@ -535,7 +553,7 @@ func (s *stream) resync(now time.Time) {
 // merge puts a replied batch into its place.
 func (s *stream) merge(now time.Time, seq, digest uint64, payload []byte, skipped uint64) error {
 	if d, ok := s.known(seq); ok && d != digest {
-		s.restart(now, fmt.Sprintf("replay has another batch %d", seq))
+		s.contradicted(now, seq)
 		return errStopReplay
 	}
 	switch {
@@ -553,6 +571,23 @@ func (s *stream) merge(now time.Time, seq, digest uint64, payload []byte, skippe
 	return nil
 }
 
+// contradicted: the replay has another batch of a number than we have. That is
+// a restart, unless it happens again and again on one connection: then the
+// replay endpoint is not this publisher's.
+func (s *stream) contradicted(now time.Time, seq uint64) {
+	s.contradictions++
+	s.liar = s.contradictions >= maxContradictions
+	s.restart(now, fmt.Sprintf("replay has another batch %d", seq))
+	if s.liar {
+		s.trust = Partial
+		s.lastErr = "the replay endpoint contradicts the live messages again and again: is it another publisher's?"
+	}
+}
+
+// maxContradictions is how often one connection's replays may differ from its
+// live messages. Once is a restart that the replay saw first.
+const maxContradictions = 3
+
 // fill applies a replied batch beyond the watermark, or lets it wait.
 func (s *stream) fill(now time.Time, seq, digest uint64, payload []byte, skipped uint64) {
 	if s.unconfirmed && s.has {
@@ -567,8 +602,8 @@ func (s *stream) fill(now time.Time, seq, digest uint64, payload []byte, skipped
 		return
 	}
 	s.skipTo(now, seq, "the publisher no longer has them")
-	if seq != s.next() {
-		return
+	if s.has && seq <= s.last {
+		return // it waited, and was applied on the way
 	}
 	s.n.replayed.Add(1)
 	s.applyOne(now, seq, digest, payload)
@@ -581,7 +616,7 @@ func (s *stream) confirm(now time.Time) {
 	if s.trust == Restored {
 		s.trust = s.afterRestore
 	}
-	s.unconfirmed = false
+	s.unconfirmed, s.contradictions = false, 0
 	s.drain(now)
 	s.settle(now)
 }
@@ -602,6 +637,10 @@ func (s *stream) replayDone(now time.Time, r replayRequest, err error) {
 	}
 	if r.purpose == toProbe && !s.filling {
 		s.probeWait = min(2*max(s.probeWait, s.cfg.IdleProbe), s.cfg.MaxIdleProbe)
+		if s.has && (!s.beganHas || s.last > s.began) {
+			s.n.gaps.Add(1) // silence hid something
+			s.probeWait = 0
+		}
 		s.quietSince = now
 	}
 	if err != nil {
@@ -628,10 +667,7 @@ func (s *stream) answered(now time.Time) {
 		return
 	}
 	if !s.unconfirmed {
-		s.filling, s.attempts = false, 0
-		if s.trust == Live {
-			s.lastErr = ""
-		}
+		s.filled()
 	}
 }
 
@@ -750,7 +786,7 @@ func (s *stream) deadline(now time.Time) time.Time {
 		}
 		return at
 	}
-	if s.inflight || !s.cfg.replay {
+	if s.inflight || !s.cfg.replay || s.liar {
 		return at
 	}
 	switch {
@@ -788,10 +824,23 @@ func (s *stream) show(now time.Time, why string) {
 	}
 	from := s.shown
 	s.shown = to
-	if why == "" {
-		why = s.lastErr
+	if why == "" || to == Suspect || to == Partial {
+		why = s.reason(to)
 	}
 	if s.cfg.changed != nil {
 		s.cfg.changed(from, to, why)
 	}
+}
+
+// reason is why a state was reached that no single input explains.
+func (s *stream) reason(to State) string {
+	switch {
+	case to == Live:
+		return "nothing is missing"
+	case to == Replaying && s.hasHead:
+		return fmt.Sprintf("waiting for batch %d, the newest is %d", s.next(), s.head)
+	case to == Replaying:
+		return "waiting for the end of the replay"
+	}
+	return s.lastErr
 }

@@ -130,10 +130,12 @@ func (p *publisher) counts() StreamCounts {
 		Messages: c.messages.Load(), Applied: c.applied.Load(), Duplicates: c.duplicates.Load(),
 		Gaps: c.gaps.Load(), Lost: c.lost.Load(), Burnt: c.burnt.Load(),
 		Replays: c.replays.Load(), ReplayFailures: c.replayFailures.Load(), Replayed: c.replayed.Load(),
-		Restarts: c.restarts.Load(), Reconnects: max(c.connects.Load(), 1) - 1,
+		Restarts: c.restarts.Load(), Malformed: c.malformedMessages.Load(),
 	}
 	if p.sub != nil {
-		n.Malformed = p.sub.Stats().Malformed
+		s := p.sub.Stats()
+		n.Malformed += s.Malformed
+		n.Reconnects = max(s.Connects, 1) - 1
 	}
 	return n
 }
