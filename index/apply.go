@@ -45,6 +45,7 @@ func (s *Stream) storeNotice(op *normalize.Op, g *group, a *Applied) {
 			}
 		} else if m, o := s.locateOrphan(g, e); o != nil {
 			if p, ok := m.planeOf(op.Tier, g.index, g.spec == normalize.SpecFull); ok {
+				m.orphans.again(o)
 				o.store(p)
 			}
 		}
@@ -127,7 +128,8 @@ func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 
 func (s *Stream) sees(shape normalize.Shape) {
 	if have := s.shape.Load(); have == nil || *have != shape {
-		s.shape.Store(&shape)
+		now := shape
+		s.shape.Store(&now)
 	}
 }
 
@@ -148,7 +150,7 @@ func (s *Stream) isReport(op *normalize.Op, g *group, m *member, p uint8) bool {
 	s.rootsSeen = append(s.rootsSeen, first)
 	for _, e := range op.Hashes {
 		b, _ := m.resolve(e)
-		if b == noRef || !m.in(m.t.entry(m, m.t.run(b.run())), b, p) {
+		if b == noRef || !m.in(m.t.entry(m, m.t.run(b.run())), b, p) || m.former(b, e) {
 			return false
 		}
 	}
@@ -160,9 +162,10 @@ func (s *Stream) isReport(op *normalize.Op, g *group, m *member, p uint8) bool {
 func (pl *placing) put(e zmqwire.EngineHash, l normalize.LocalHash, want int) bool {
 	m := pl.m
 	block, shared := m.resolve(e)
-	if block != noRef && !pl.agrees(block, l) {
+	agrees := block == noRef || pl.agrees(block, l)
+	if !agrees {
 		pl.a.Conflicts++
-		if !m.residentIn(m.t.entry(m, m.t.run(block.run())), block) {
+		if !m.holdsAs(block, e) {
 			if !pl.move(block, e) {
 				return false
 			}
@@ -175,7 +178,7 @@ func (pl *placing) put(e zmqwire.EngineHash, l normalize.LocalHash, want int) bo
 		if block, rival = pl.place(e, l, seq, shared, want); block == noRef {
 			return false
 		}
-	} else if m.t.parentOf(block) != pl.cur {
+	} else if !agrees {
 		seq = m.t.sequenceAt(block)
 	}
 	if m.store(block, e, pl.plane, pl.doubtful) || rival {
@@ -213,7 +216,7 @@ func (pl *placing) above(block ref) bool {
 	t := pl.m.t
 	for b := pl.cur; b != noRef; b = t.run(b.run()).parent {
 		if b.run() == block.run() {
-			return true
+			return block.off() <= b.off()
 		}
 	}
 	return false
@@ -298,11 +301,15 @@ func (s *Stream) storeOrphans(b *normalize.Batch, op *normalize.Op, from int, m 
 			if o.parent != parent {
 				a.Conflicts++
 			}
+			m.orphans.again(o)
 			o.store(p)
 		} else {
 			o := &orphan{handle: e, parent: parent, content: b.Content(op, k), since: now}
 			o.store(p)
 			m.orphans.add(o)
+			if at, _ := m.resolve(parent); at != noRef { // a known block stood between
+				(&placing{s: s, m: m, a: a}).link(parent, at)
+			}
 		}
 		parent = e
 	}
@@ -315,14 +322,21 @@ func (o *orphan) store(p uint8) {
 	o.copies[p]++
 }
 
-func (o *orphan) remove(p uint8, left int64) {
-	n := int64(o.copies[p]) - 1
-	if left >= 0 {
-		n = left
+// fewer is what a removal leaves of n copies. left, where it is not negative, is
+// the publisher's word of it; of copies that nobody stored there is no word.
+func fewer(n uint32, left int64) uint32 {
+	switch {
+	case n == 0:
+		return 0
+	case left >= 0:
+		return uint32(left)
 	}
-	if n > 0 {
-		o.store(p)
-		o.copies[p] = uint32(n)
+	return n - 1
+}
+
+func (o *orphan) remove(p uint8, left int64) {
+	if n := fewer(o.copies[p], left); n > 0 {
+		o.copies[p] = n
 	} else {
 		delete(o.copies, p)
 	}
@@ -410,16 +424,9 @@ func (s *Stream) removeFrom(op *normalize.Op, g *group, a *Applied) {
 }
 
 func (g *group) removeUnplaced(key unplacedKey, left int64) {
-	n := g.unplaced[key]
-	if n == 0 {
-		return
-	}
-	if left < 0 {
-		left = int64(n) - 1
-	}
-	if left == 0 {
-		delete(g.unplaced, key)
+	if n := fewer(g.unplaced[key], left); n > 0 {
+		g.unplaced[key] = n
 	} else {
-		g.unplaced[key] = uint32(left)
+		delete(g.unplaced, key)
 	}
 }

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvindexd/kvindexd/normalize"
@@ -81,18 +82,22 @@ func (h *orphanage) drop(o *orphan) {
 		h.newest = o.older
 	}
 	siblings := h.waiting[o.parent]
-	for i, e := range siblings {
-		if e == o.handle {
-			siblings[i] = siblings[len(siblings)-1]
-			siblings = siblings[:len(siblings)-1]
-			break
-		}
-	}
+	i := slices.Index(siblings, o.handle)
+	siblings = slices.Delete(siblings, i, i+1)
 	if len(siblings) == 0 {
 		delete(h.waiting, o.parent)
 	} else {
 		h.waiting[o.parent] = siblings
 	}
+}
+
+// again notes that the orphan was stored once more: of two handles for one
+// content the one stored last is the newest, also when both had to wait.
+func (h *orphanage) again(o *orphan) {
+	siblings := h.waiting[o.parent]
+	i := slices.Index(siblings, o.handle)
+	copy(siblings[i:], siblings[i+1:])
+	siblings[len(siblings)-1] = o.handle
 }
 
 // bound drops orphans past the count and the age; it returns how many.
@@ -104,13 +109,14 @@ func (h *orphanage) bound(most int, now time.Time) (dropped int) {
 	return dropped
 }
 
-// waitsFor returns an orphan whose parent is e, nil if there is none.
+// waitsFor returns the orphan that waits for e and was stored first, nil if
+// there is none.
 func (h *orphanage) waitsFor(e zmqwire.EngineHash) *orphan {
 	if h == nil || len(h.waiting) == 0 {
 		return nil
 	}
 	if children := h.waiting[e]; len(children) > 0 {
-		return h.byHandle[children[len(children)-1]]
+		return h.byHandle[children[0]]
 	}
 	return nil
 }

@@ -65,10 +65,10 @@ func (m *member) takeCopies(r *run, en *entry, b ref) map[uint8]uint32 {
 // prefer makes e the newest handle of b again, if it is a former one, and says
 // whether it was.
 func (m *member) prefer(r *run, en *entry, b ref, e zmqwire.EngineHash) bool {
-	rv := m.rivals[b]
-	if rv == nil || rv.newest == e {
+	if !m.former(b, e) {
 		return false
 	}
+	rv := m.rivals[b]
 	f := rv.find(e)
 	back := f.copies
 	*f = formerHandle{engine: rv.newest, copies: m.takeCopies(r, en, b)}
@@ -77,6 +77,20 @@ func (m *member) prefer(r *run, en *entry, b ref, e zmqwire.EngineHash) bool {
 		m.addCopy(r, en, b, p, n, false)
 	}
 	return true
+}
+
+// former says whether e is a handle of b that no longer decides.
+func (m *member) former(b ref, e zmqwire.EngineHash) bool {
+	rv := m.rivals[b]
+	return rv != nil && rv.newest != e
+}
+
+// holdsAs says whether the stream has a copy of b under the name e.
+func (m *member) holdsAs(b ref, e zmqwire.EngineHash) bool {
+	if m.former(b, e) {
+		return len(m.rivals[b].find(e).copies) > 0
+	}
+	return m.residentIn(m.t.entry(m, m.t.run(b.run())), b)
 }
 
 // find returns e's record: one of that name, else the unnamed one takes it.
@@ -99,20 +113,12 @@ func (rv *rivalry) find(e zmqwire.EngineHash) *formerHandle {
 // removeFormer takes a copy from a former handle; false if e is the newest, or
 // has no rival.
 func (m *member) removeFormer(b ref, e zmqwire.EngineHash, p uint8, left int64) bool {
-	rv := m.rivals[b]
-	if rv == nil || rv.newest == e {
+	if !m.former(b, e) {
 		return false
 	}
-	f := rv.find(e)
-	n := int64(f.copies[p])
-	if left < 0 {
-		left = n - 1
-	}
-	if left > 0 {
-		if f.copies == nil {
-			f.copies = make(map[uint8]uint32)
-		}
-		f.copies[p] = uint32(left)
+	f := m.rivals[b].find(e)
+	if n := fewer(f.copies[p], left); n > 0 {
+		f.copies[p] = n
 	} else {
 		delete(f.copies, p)
 	}
