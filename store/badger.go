@@ -184,10 +184,9 @@ func checkTable(path string, id uint64, compression options.CompressionType) (er
 	return t.VerifyChecksum()
 }
 
-// checkTableFooter verifies a table's index by its checksum. A table that fails
-// here would end the process inside Badger, without a panic that could be
-// recovered. From the file's end: length of a checksum record (u32 BE), the
-// record, length of the index (u32 BE), the index.
+// checkTableFooter verifies a table's index by its checksum, and so says in
+// words what Badger panics over. From the file's end: length of a checksum
+// record (u32 BE), the record, length of the index (u32 BE), the index.
 func checkTableFooter(b []byte) error {
 	size := len(b)
 	sum, b, ok := cutTail(b)

@@ -261,8 +261,8 @@ func init() {
 	}
 }
 
-// TestRewritesStayBounded is the reason for the sentinel and for the place of
-// the manifest: without either, the directory grows by a generation each time.
+// TestRewritesStayBounded writes over and over, closing now and then, and holds
+// the directory below three generations.
 func TestRewritesStayBounded(t *testing.T) {
 	rewrites := 24
 	if long() {
@@ -288,6 +288,50 @@ func TestRewritesStayBounded(t *testing.T) {
 		}
 	}
 	t.Logf("%d rewrites of %d bytes: at most %d on disk (%.2f generations)", rewrites, one, most, float64(most)/float64(one))
+}
+
+// TestLeftoversStayBounded is what the sentinel is for. A first generation that
+// was never finished has no manifest beside it; after a close it would be alone
+// in its table, and dropping it would not count what it leaves in the value log.
+func TestLeftoversStayBounded(t *testing.T) {
+	sh := shape{8, TargetChunkBytes}
+	one := int64(sh.chunks * sh.size)
+	unfinished := errors.New("unfinished")
+	f := func(name string, standing uint64) {
+		t.Run(name, func(t *testing.T) {
+			o := small(t.TempDir())
+			s := open(t, o)
+			if standing > 0 {
+				mustWrite(t, s, standing, sh)
+			}
+			for i := range 6 {
+				_, err := s.writeInto(context.Background(), s.db, Info{}, func(w *Writer) error {
+					for n := range sh.chunks {
+						if err := w.Chunk(1, testChunk(nil, 99, n, sh.size)); err != nil {
+							return err
+						}
+					}
+					return unfinished
+				})
+				wantIs(t, err, unfinished)
+				if err := s.Close(); err != nil { // as it is, without what Write does after a failure
+					t.Fatal(err)
+				}
+				if r, err := Inspect(o.Dir); err != nil || len(r.Leftovers) != 1 || r.Info.Generation != standing {
+					t.Fatalf("%+v, %v", r, err)
+				}
+				s = open(t, o)
+				s.reclaim() // what the first Load or Write does
+				if disk := s.refreshDisk(); disk > 3*one {
+					t.Fatalf("unfinished write %d: %d bytes on disk, generation %d", i, disk, one)
+				}
+			}
+			mustWrite(t, s, 2, sh)
+			wantSeed(t, s, 2, sh)
+		})
+	}
+	f("after a whole one", 1)
+	f("in an empty store", 0)
 }
 
 // TestCeilingGivesAFreshDirectory fills the value log with what no collection
