@@ -44,13 +44,25 @@ type target struct {
 	sock     zmq4.SocketType
 	announce byte
 	// timeout is the budget of connect and handshake together.
-	timeout time.Duration
-	// recvBuffer asks for a socket buffer of so many bytes, 0 for the
+	timeout  time.Duration
+	options  socketOptions
+	control  func(network, address string) error
+	resolver *net.Resolver // nil: the system's
+}
+
+// socketOptions are those that Go has no name for.
+type socketOptions struct {
+	// userTimeout ends a connection whose peer does not take what was sent
+	// for so long. Not for a publisher: to it that is a slow subscriber,
+	// which ZeroMQ keeps.
+	userTimeout bool
+	// recvBuffer asks for a receive buffer of so many bytes, 0 for the
 	// system's own sizing.
 	recvBuffer int
-	control    func(network, address string) error
-	resolver   *net.Resolver // nil: the system's
 }
+
+// receiving are the options of connections that mostly receive.
+var receiving = socketOptions{userTimeout: true}
 
 // dial tries all addresses of the target's name, each with connect and
 // handshake, within the budget; every address has its share of what is left.
@@ -129,7 +141,7 @@ func (t *target) prepare(network, address string, c syscall.RawConn) error {
 			return &fault{ReasonDenied, err}
 		}
 	}
-	return setSocketOptions(network, c, t.recvBuffer)
+	return t.options.set(network, c)
 }
 
 func (t *target) fail(ctx context.Context, peer string, r Reason, err error) error {
@@ -195,6 +207,7 @@ type acceptor struct {
 	sock     zmq4.SocketType
 	announce byte
 	timeout  time.Duration
+	options  socketOptions
 	control  func(network, address string) error
 	// maxPending and maxPeers bound the handshakes in flight and the peers
 	// that have finished theirs. Who comes on top is closed: ZeroMQ peers
@@ -260,7 +273,7 @@ func (a *acceptor) greet(ctx context.Context, conn net.Conn) (byte, error) {
 	}
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
-			if err := setSocketOptions(conn.RemoteAddr().Network(), raw, 0); err != nil {
+			if err := a.options.set(conn.RemoteAddr().Network(), raw); err != nil {
 				return 0, err
 			}
 		}

@@ -136,7 +136,7 @@ func (cfg *ReplayConfig) request(ctx context.Context) (*link, error) {
 	}
 	t := target{
 		endpoint: cfg.Endpoint, ep: ep, sock: zmq4.Dealer,
-		timeout: cfg.HandshakeTimeout, recvBuffer: replayRecvBuffer,
+		timeout: cfg.HandshakeTimeout, options: socketOptions{userTimeout: true, recvBuffer: replayRecvBuffer},
 		control: cfg.Control, resolver: cfg.Resolver,
 	}
 	conn, minor, err := t.dial(ctx)

@@ -82,7 +82,7 @@ func (p *Publisher) replayTo(ctx context.Context, k *link) {
 }
 
 func (p *Publisher) writeReplay(ctx context.Context, conn net.Conn, batches []batchWire) error {
-	w := batchWriter{conn: conn}
+	w := batchWriter{conn: conn, stall: replayStall}
 	for _, b := range batches {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -114,14 +114,16 @@ func (p *Publisher) replyBody(b batchWire) []byte {
 	return b.bytes
 }
 
-// stallTimeout is how long a peer may take nothing at all while it is written
-// to.
-const stallTimeout = 30 * time.Second
+// replayStall is how long who asked for a replay may take nothing of it.
+const replayStall = 30 * time.Second
 
 // batchWriter gathers small messages and writes large ones as they are.
 type batchWriter struct {
 	conn net.Conn
-	buf  []byte
+	// stall is how long the peer may take nothing at all, 0 for ever: a
+	// subscriber may be as slow as it likes, its queue is bounded.
+	stall time.Duration
+	buf   []byte
 }
 
 const writeBuffer = 64 << 10
@@ -156,13 +158,14 @@ func (w *batchWriter) flush() error {
 	return err
 }
 
-// put writes in pieces, each with a deadline: a slow reader is waited for, one
-// that has stopped is not.
+// put writes in pieces, so that a slow reader is not taken for one that stalls.
 func (w *batchWriter) put(b []byte) error {
 	for len(b) > 0 {
 		n := min(len(b), 4*writeBuffer)
-		if err := w.conn.SetWriteDeadline(time.Now().Add(stallTimeout)); err != nil {
-			return err
+		if w.stall > 0 {
+			if err := w.conn.SetWriteDeadline(time.Now().Add(w.stall)); err != nil {
+				return err
+			}
 		}
 		if _, err := w.conn.Write(b[:n]); err != nil {
 			return err

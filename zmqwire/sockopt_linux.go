@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setSocketOptions sets TCP_USER_TIMEOUT, and a receive buffer where one is
-// asked for. A limit of the system below the buffer is no error.
-func setSocketOptions(network string, c syscall.RawConn, recvBuffer int) error {
+// set sets the options on a socket of the network. A limit of the system below
+// the receive buffer is no error.
+func (o socketOptions) set(network string, c syscall.RawConn) error {
 	var err error
 	ctlErr := c.Control(func(fd uintptr) {
-		if strings.HasPrefix(network, "tcp") {
+		if o.userTimeout && strings.HasPrefix(network, "tcp") {
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
 		}
-		if recvBuffer > 0 && err == nil {
-			setReceiveBuffer(int(fd), recvBuffer)
+		if o.recvBuffer > 0 && err == nil {
+			setReceiveBuffer(int(fd), o.recvBuffer)
 		}
 	})
 	if ctlErr != nil {

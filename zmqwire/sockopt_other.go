@@ -4,6 +4,6 @@ package zmqwire
 
 import "syscall"
 
-// setSocketOptions sets what every system knows: nothing. Keepalive and the
-// PING of the connection stand for TCP_USER_TIMEOUT.
-func setSocketOptions(string, syscall.RawConn, int) error { return nil }
+// set sets what every system knows: nothing. Keepalive and the PING of the
+// connection stand for TCP_USER_TIMEOUT.
+func (socketOptions) set(string, syscall.RawConn) error { return nil }

@@ -212,7 +212,7 @@ func (s *Subscriber) Addr() string {
 func (s *Subscriber) connect(ctx context.Context) {
 	t := target{
 		endpoint: s.cfg.Endpoint, ep: s.ep, sock: zmq4.Sub,
-		timeout: s.cfg.HandshakeTimeout, control: s.cfg.Control, resolver: s.cfg.Resolver,
+		timeout: s.cfg.HandshakeTimeout, options: receiving, control: s.cfg.Control, resolver: s.cfg.Resolver,
 	}
 	wait := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax}
 	for ctx.Err() == nil {
@@ -251,7 +251,7 @@ func (s *Subscriber) accept(ctx context.Context) {
 	s.event(ConnEvent{State: Listening, Peer: addr})
 	a := acceptor{
 		endpoint: s.cfg.Endpoint, sock: zmq4.Sub, timeout: s.cfg.HandshakeTimeout,
-		control: s.cfg.Control, maxPending: s.cfg.MaxPending, maxPeers: s.cfg.MaxPeers,
+		options: receiving, control: s.cfg.Control, maxPending: s.cfg.MaxPending, maxPeers: s.cfg.MaxPeers,
 		serve: func(ctx context.Context, conn net.Conn, minor byte) {
 			s.receive(ctx, conn, minor, nil)
 		},

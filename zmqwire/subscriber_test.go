@@ -516,3 +516,21 @@ func TestNewSubscriberRefuses(t *testing.T) {
 	f(SubscriberConfig{Endpoint: "inproc://kv"})
 	f(SubscriberConfig{Endpoint: "tcp://127.0.0.1:0"})
 }
+
+// TestDroppedMessagesAreAGap: what is lost on the way shows in the seqs, and
+// costs nothing else.
+func TestDroppedMessagesAreAGap(t *testing.T) {
+	noLeaks(t)
+	p := publisher(t, PublisherConfig{})
+	proxy := wiretest.NewProxy(t, p.Addr()[len("tcp://"):])
+	proxy.Drop(func(n int, frames [][]byte) bool { return n == 1 || len(frames[2]) == 3 })
+	tap := subscribe(t, SubscriberConfig{Endpoint: "tcp://" + proxy.Addr()})
+	waitSubscribers(t, p, 1)
+	for _, body := range []string{"0", "1", "2", "333", "4"} {
+		p.Publish([]byte(body))
+	}
+	tap.untilMessages(3)
+	if got := fmt.Sprint(tap.seqs); got != "[0 2 4]" {
+		t.Errorf("seqs %s, want [0 2 4]", got)
+	}
+}
