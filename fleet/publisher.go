@@ -39,6 +39,7 @@ type publisher struct {
 	armed  time.Time // when the control loop wakes by itself
 	cancel context.CancelFunc
 	warned map[string]bool
+	fault  string // the last contradiction between content and configuration
 
 	// members are this publisher's, immutable, sorted by rank.
 	members atomic.Pointer[[]*Member]
@@ -202,8 +203,11 @@ func (p *publisher) publish(time.Time) {
 	s.hasSeq.Store(p.st.has)
 	s.lost.Store(p.st.lost)
 	s.connected.Store(p.st.up)
-	if old := s.lastErr.Load(); old == nil || *old != p.st.lastErr {
-		e := p.st.lastErr
+	e := p.st.lastErr
+	if e == "" {
+		e = p.fault
+	}
+	if old := s.lastErr.Load(); old == nil || *old != e {
 		s.lastErr.Store(&e)
 	}
 }
@@ -276,12 +280,17 @@ func (p *publisher) replay(ctx context.Context, r replayRequest) {
 	p.after(time.Now())
 }
 
+// replayRequests in a row without anything new end one replay. It takes two to
+// tell a burnt number from a lost reply.
+const replayRequests = 2
+
 func (p *publisher) ask(ctx context.Context, r replayRequest) error {
 	t := p.fleet.o.Timing
 	ctx, cancel := context.WithTimeout(ctx, t.ReplayBudget)
 	defer cancel()
 	cfg := zmqwire.ReplayConfig{
-		Endpoint: p.at.replay, From: r.from, InactivityTimeout: t.ReplayInactivity,
+		Endpoint: p.at.replay, From: r.from, InactivityTimeout: t.ReplayInactivity, HandshakeTimeout: t.ReplayInactivity,
+		Attempts: replayRequests,
 		Control: p.worker.control(p.at.replay), Logger: p.log,
 	}
 	_, err := zmqwire.ReplayAll(ctx, cfg, func(m zmqwire.Replayed) error {
@@ -313,8 +322,8 @@ func (p *publisher) warn(kind, format string, args ...any) {
 		return
 	}
 	p.warned[kind] = true
-	p.st.lastErr = fmt.Sprintf(format, args...)
-	p.log.Warn(kind, "reason", p.st.lastErr)
+	p.fault = fmt.Sprintf(format, args...)
+	p.log.Warn(kind, "reason", p.fault)
 }
 
 // reset drops what is held and starts again from the replay.

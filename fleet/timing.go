@@ -20,11 +20,11 @@ type Timing struct {
 	IdleProbe, MaxIdleProbe time.Duration
 
 	// ReplayAttempts bounds the replays in a row that bring nothing new before
-	// a gap is given up, 4; ReplayBackoff, doubling from 100 ms to 2 s, lies
+	// a gap is given up, 3; ReplayBackoff, doubling from 100 ms to 2 s, lies
 	// between them.
 	ReplayAttempts                  int
 	ReplayBackoff, MaxReplayBackoff time.Duration
-	// ReplayInactivity ends a replay that brings nothing, 2 s; ReplayBudget
+	// ReplayInactivity ends a replay that connects to or brings nothing, 2 s; ReplayBudget
 	// any replay, 1 min: what is left is asked for again, behind the others.
 	ReplayInactivity, ReplayBudget time.Duration
 
@@ -52,7 +52,7 @@ func (t Timing) withDefaults() Timing {
 	def(&t.MaxIdleProbe, time.Minute)
 	t.MaxIdleProbe = max(t.MaxIdleProbe, t.IdleProbe)
 	if t.ReplayAttempts <= 0 {
-		t.ReplayAttempts = 4
+		t.ReplayAttempts = 3
 	}
 	def(&t.ReplayBackoff, 100*time.Millisecond)
 	def(&t.MaxReplayBackoff, 2*time.Second)

@@ -1,0 +1,644 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvindexd/kvindexd/zmqwire"
+	"github.com/kvindexd/kvindexd/zmqwire/wiretest"
+)
+
+// quick are pauses for tests: no test depends on their length.
+var quick = Timing{
+	IdleProbe: 20 * time.Millisecond, MaxIdleProbe: 100 * time.Millisecond,
+	ReplayBackoff: 5 * time.Millisecond, MaxReplayBackoff: 20 * time.Millisecond,
+	ReplayInactivity: 100 * time.Millisecond,
+	DisconnectGrace:  200 * time.Millisecond, Resync: 50 * time.Millisecond, MaxResync: 200 * time.Millisecond,
+	Poll: 100 * time.Millisecond,
+}
+
+// running starts a fleet that ends with the test and leaves no goroutine.
+func running(t testing.TB, o Options) *Fleet {
+	t.Helper()
+	if o.Logger == nil {
+		o.Logger = quiet
+	}
+	if o.Timing == (Timing{}) {
+		o.Timing = quick
+	}
+	f, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("Run: %v, want context.Canceled", err)
+			}
+		case <-time.After(wiretest.Patience):
+			buf := make([]byte, 1<<20)
+			t.Fatalf("Run does not end\n%s", buf[:runtime.Stack(buf, true)])
+		}
+	})
+	return f
+}
+
+// noLeaks fails the test if a goroutine of it outlives its cleanups. It is to be
+// called first.
+func noLeaks(t testing.TB) {
+	t.Helper()
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+}
+
+// eventually waits for a condition that nothing signals.
+func eventually(t testing.TB, what func() string) {
+	t.Helper()
+	limit := time.NewTimer(wiretest.Patience)
+	defer limit.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		why := what()
+		if why == "" {
+			return
+		}
+		select {
+		case <-limit.C:
+			t.Fatal(why)
+		case <-tick.C:
+		}
+	}
+}
+
+// engine is a publisher behind two proxies, and the truth of what it holds:
+// single blocks of four tokens.
+type engine struct {
+	t              testing.TB
+	cfg            zmqwire.PublisherConfig
+	pub            *zmqwire.Publisher
+	events, replay *wiretest.Proxy
+	rank           int32
+	life           uint32
+	held           map[uint32]bool // by first token
+	known          map[uint32]bool // all that were ever stored
+}
+
+func newEngine(t testing.TB, cfg zmqwire.PublisherConfig) *engine {
+	t.Helper()
+	cfg.Endpoint, cfg.ReplayEndpoint, cfg.Logger = "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", quiet
+	cfg.Linger = time.Millisecond
+	e := &engine{t: t, cfg: cfg, rank: -1, held: map[uint32]bool{}, known: map[uint32]bool{}}
+	e.publish()
+	e.events = wiretest.NewProxy(t, hostOf(e.pub.Addr()))
+	e.replay = wiretest.NewProxy(t, hostOf(e.pub.ReplayAddr()))
+	return e
+}
+
+func hostOf(endpoint string) string { return strings.TrimPrefix(endpoint, "tcp://") }
+
+func (e *engine) publish() {
+	e.t.Helper()
+	p, err := zmqwire.NewPublisher(e.cfg)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.pub = p
+	e.t.Cleanup(func() { _ = p.Close() })
+}
+
+// restart is another process behind the same address, with nothing held.
+func (e *engine) restart() {
+	e.t.Helper()
+	_ = e.pub.Close()
+	e.publish()
+	e.life++
+	clear(e.held)
+	e.events.Retarget(hostOf(e.pub.Addr()))
+	e.replay.Retarget(hostOf(e.pub.ReplayAddr()))
+	e.events.Cut()
+	e.replay.Cut()
+}
+
+func (e *engine) spec(id string) WorkerSpec {
+	return WorkerSpec{ID: id, Model: "m", Endpoint: "tcp://" + e.events.Addr(), ReplayEndpoint: "tcp://" + e.replay.Addr()}
+}
+
+// block is the first token of block n in this life; equal numbers of two lives
+// have equal handles and other content.
+func (e *engine) block(n int) uint32 { return e.life*1_000_000 + uint32(n)*4 + 1 }
+
+func (e *engine) encode(ev ...zmqwire.Event) []byte {
+	e.t.Helper()
+	raw, err := zmqwire.AppendBatch(nil, &zmqwire.Batch{Timestamp: 1.5, Rank: e.rank, Events: ev}, zmqwire.EncodeOptions{Maps: true})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return raw
+}
+
+func (e *engine) storeEvent(n int) zmqwire.Event {
+	b := e.block(n)
+	e.held[b], e.known[b] = true, true
+	return zmqwire.Event{
+		Kind: zmqwire.BlockStored, Hashes: []zmqwire.EngineHash{zmqwire.EngineHash(n + 1)},
+		Tokens: []uint32{b, b + 1, b + 2, b + 3}, BlockSize: 4, Group: zmqwire.NoGroup,
+	}
+}
+
+// store publishes one batch for each block.
+func (e *engine) store(blocks ...int) {
+	for _, n := range blocks {
+		e.pub.Publish(e.encode(e.storeEvent(n)))
+	}
+}
+
+func (e *engine) removeEvent(n int) zmqwire.Event {
+	delete(e.held, e.block(n))
+	return zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: []zmqwire.EngineHash{zmqwire.EngineHash(n + 1)}, Group: zmqwire.NoGroup}
+}
+
+func (e *engine) remove(blocks ...int) {
+	for _, n := range blocks {
+		e.pub.Publish(e.encode(e.removeEvent(n)))
+	}
+}
+
+// hide publishes a batch that only a replay can bring.
+func (e *engine) hide(seq uint64, ev zmqwire.Event) { e.pub.Hold(seq, e.encode(ev)) }
+
+// truth waits until the stream is in the state and holds exactly what the engine
+// holds.
+func (e *engine) truth(f *Fleet, stream string, want State) {
+	e.t.Helper()
+	eventually(e.t, func() string {
+		if st := statusOf(f, stream); st.State != want {
+			return fmt.Sprintf("%s is %s, want %s: %+v", stream, st.State, want, st)
+		}
+		return e.differs(f, stream)
+	})
+}
+
+func (e *engine) differs(f *Fleet, stream string) string {
+	for b := range e.known {
+		want := 0
+		if e.held[b] {
+			want = 4
+		}
+		if got := device(e.t, f, "m", stream, b, b+1, b+2, b+3); got != want {
+			return fmt.Sprintf("%s: block %d: %d tokens, want %d (%+v)", stream, b, got, want, statusOf(f, stream))
+		}
+	}
+	return ""
+}
+
+func statusOf(f *Fleet, stream string) Status {
+	for _, p := range f.Sets() {
+		for _, m := range p.Members {
+			if streamName(m.Worker, m.Rank) == stream {
+				return m.Status()
+			}
+		}
+	}
+	return Status{LastError: "no such stream"}
+}
+
+func countsOf(f *Fleet, stream string) StreamCounts {
+	for _, w := range f.Workers() {
+		for _, s := range w.Streams {
+			if streamName(w.Spec.ID, s.Rank) == stream {
+				return s.Counts
+			}
+		}
+	}
+	return StreamCounts{}
+}
+
+func TestFollowsAPublisher(t *testing.T) {
+	noLeaks(t)
+	for _, old := range []bool{false, true} {
+		e := newEngine(t, zmqwire.PublisherConfig{OldReplyLayout: old})
+		e.store(0, 1, 2)
+		e.remove(1)
+		f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+		e.truth(f, "w/0", Live)
+		e.store(3)
+		e.remove(0)
+		e.truth(f, "w/0", Live)
+		if r := f.Ready(); r.Workers != 1 || r.Settled != 1 {
+			t.Errorf("ready: %+v", r)
+		}
+	}
+}
+
+func TestDroppedMessagesComeByReplay(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0)
+	e.truth(f, "w/0", Live)
+	e.events.Drop(func(n int, _ [][]byte) bool { return n%3 == 1 })
+	for n := range 60 {
+		e.store(n + 1)
+		if n%4 == 0 {
+			e.remove(n)
+		}
+	}
+	e.truth(f, "w/0", Live)
+	if c := countsOf(f, "w/0"); c.Gaps == 0 || c.Replayed == 0 || c.Lost != 0 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
+func TestSilenceHidesALostBatch(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0)
+	e.truth(f, "w/0", Live)
+	e.hide(1, e.removeEvent(0))
+	e.truth(f, "w/0", Live)
+}
+
+func TestConnectionCut(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0)
+	e.truth(f, "w/0", Live)
+	e.events.CutAfter(700) // in the middle of some message, again and again
+	for n := range 30 {
+		e.store(n + 1)
+	}
+	e.events.CutAfter(0)
+	e.events.Cut()
+	e.remove(3)
+	e.truth(f, "w/0", Live)
+	if c := countsOf(f, "w/0"); c.Restarts != 0 || c.Lost != 0 || c.Reconnects == 0 {
+		t.Errorf("counts: %+v", c)
+	}
+}
+
+func TestTwentyRestarts(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	for n := range 20 {
+		for b := range 1 + n%5 {
+			e.store(b)
+		}
+		if n%2 == 0 {
+			e.truth(f, "w/0", Live)
+		}
+		e.restart()
+	}
+	e.store(9)
+	e.truth(f, "w/0", Live)
+}
+
+// TestRestartWhileAway: the new process has come further than the old one, so
+// that its numbers alone look like a gap.
+func TestRestartWhileAway(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0, 1)
+	e.truth(f, "w/0", Live)
+	e.events.Refuse(true)
+	e.restart()
+	e.store(5, 6, 7, 8)
+	e.events.Refuse(false)
+	e.truth(f, "w/0", Live)
+	if c := countsOf(f, "w/0"); c.Restarts != 1 {
+		t.Errorf("%d restarts, want 1", c.Restarts)
+	}
+}
+
+func TestSilentReplayEndpoint(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0)
+	e.truth(f, "w/0", Live)
+	e.replay.Silence(true)
+	e.hide(1, e.storeEvent(1))
+	e.hide(2, e.storeEvent(2))
+	e.store(3)
+	eventually(t, func() string {
+		if st := statusOf(f, "w/0"); st.State != Suspect || st.Lost != 2 {
+			return fmt.Sprintf("%+v, want suspect with 2 lost", st)
+		}
+		return ""
+	})
+	e.replay.Silence(false)
+	e.replay.Cut()
+	e.truth(f, "w/0", Live)
+	if st := statusOf(f, "w/0"); st.Lost != 0 {
+		t.Errorf("lost %d after the whole history came", st.Lost)
+	}
+}
+
+func TestRingTooShort(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{RingSize: 3})
+	e.store(0, 1, 2, 3, 4)
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	eventually(t, func() string {
+		if st := statusOf(f, "w/0"); st.State != Partial || st.Lost != 2 || st.Seq != 4 {
+			return fmt.Sprintf("%+v, want partial at 4 with 2 lost", st)
+		}
+		return ""
+	})
+	e.events.Refuse(true)
+	e.events.Cut()
+	eventually(t, func() string {
+		if st := statusOf(f, "w/0"); st.State != Disconnected {
+			return fmt.Sprintf("%+v, want disconnected", st)
+		}
+		return ""
+	})
+	e.store(5, 6, 7, 8, 9, 10)
+	e.events.Refuse(false)
+	eventually(t, func() string {
+		if st := statusOf(f, "w/0"); st.State != Suspect || st.Lost != 5 || st.Seq != 10 {
+			return fmt.Sprintf("%+v, want suspect at 10 with 5 lost", st)
+		}
+		return ""
+	})
+}
+
+func TestResetByHand(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0, 1)
+	e.truth(f, "w/0", Live)
+	if err := f.Reset("w"); err != nil {
+		t.Fatal(err)
+	}
+	e.truth(f, "w/0", Live)
+	if err := f.Reset("x"); !errors.Is(err, ErrUnknownWorker) {
+		t.Errorf("Reset of an unknown worker: %v", err)
+	}
+}
+
+func TestRanks(t *testing.T) {
+	noLeaks(t)
+	a, b := newEngine(t, zmqwire.PublisherConfig{}), newEngine(t, zmqwire.PublisherConfig{})
+	a.rank, b.rank = 0, 1
+	b.life = 1
+	spec := WorkerSpec{ID: "w", Model: "m", Ranks: []RankSpec{
+		{Rank: 0, Endpoint: "tcp://" + a.events.Addr(), ReplayEndpoint: "tcp://" + a.replay.Addr()},
+		{Rank: 1, Endpoint: "tcp://" + b.events.Addr(), ReplayEndpoint: "tcp://" + b.replay.Addr()},
+	}}
+	f := running(t, Options{Workers: []WorkerSpec{spec}})
+	a.store(0, 1)
+	b.store(0, 2)
+	a.truth(f, "w/0", Live)
+	b.truth(f, "w/1", Live)
+	// Rank 1's publisher begins to speak of a rank that nobody declared.
+	b.rank = 7
+	b.held, b.known = map[uint32]bool{}, map[uint32]bool{}
+	b.store(4)
+	b.truth(f, "w/7", Live)
+	ms := f.Sets()[0].Members
+	if len(ms) != 3 || ms[0].Undeclared || ms[1].Undeclared || !ms[2].Undeclared {
+		t.Errorf("members: %+v", ms)
+	}
+	// One rank's clear is that rank's.
+	a.pub.Publish(a.encode(zmqwire.Event{Kind: zmqwire.AllBlocksCleared}))
+	clear(a.held)
+	a.truth(f, "w/0", Live)
+	b.truth(f, "w/7", Live)
+	// A rank that another publisher feeds is not taken over.
+	b.rank = 0
+	b.store(5)
+	eventually(t, func() string {
+		if got := device(t, f, "m", "w/1", b.block(5), b.block(5)+1, b.block(5)+2, b.block(5)+3); got != 4 {
+			return "the batch of rank 0 did not stay with its own publisher"
+		}
+		return ""
+	})
+	if got := device(t, f, "m", "w/0", b.block(5), b.block(5)+1, b.block(5)+2, b.block(5)+3); got != 0 {
+		t.Errorf("rank 0 is credited with %d tokens of rank 1", got)
+	}
+}
+
+func TestRankPorts(t *testing.T) {
+	noLeaks(t)
+	base := freePortPair(t)
+	f := running(t, Options{Workers: []WorkerSpec{{ID: "w", Model: "m", Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", base), DPSize: 2}}})
+	for r := range 2 {
+		p, err := zmqwire.NewPublisher(zmqwire.PublisherConfig{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", base), Bind: true, DPRank: r, Logger: quiet})
+		if err != nil {
+			t.Skipf("ports taken meanwhile: %v", err)
+		}
+		t.Cleanup(func() { p.Close() })
+		ctx, cancel := context.WithTimeout(t.Context(), wiretest.Patience)
+		defer cancel()
+		if err := p.WaitSubscribers(ctx, 1); err != nil {
+			t.Fatal(err)
+		}
+		e := &engine{t: t, pub: p, rank: int32(r), life: uint32(r), held: map[uint32]bool{}, known: map[uint32]bool{}}
+		e.store(0)
+		e.truth(f, streamName("w", r), Live)
+	}
+}
+
+// freePortPair is a port that is free like the one after it.
+func freePortPair(t *testing.T) int {
+	for range 100 {
+		a, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := a.Addr().(*net.TCPAddr).Port
+		b, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+1))
+		a.Close()
+		if err == nil {
+			b.Close()
+			return port
+		}
+	}
+	t.Skip("no two free ports in a row")
+	return 0
+}
+
+func TestBoundEndpoint(t *testing.T) {
+	noLeaks(t)
+	f := running(t, Options{Workers: []WorkerSpec{{ID: "w", Model: "m", Endpoint: "tcp://127.0.0.1:0", Bind: true}}})
+	sub := publisherOf(t, f, "w").sub
+	eventually(t, func() string {
+		if sub.Addr() == "" {
+			return "not bound"
+		}
+		return ""
+	})
+	p, err := zmqwire.NewPublisher(zmqwire.PublisherConfig{Endpoint: sub.Addr(), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), wiretest.Patience)
+	defer cancel()
+	if err := p.WaitSubscribers(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	e := &engine{t: t, pub: p, rank: -1, held: map[uint32]bool{}, known: map[uint32]bool{}}
+	e.store(0, 1)
+	e.truth(f, "w/0", Live)
+}
+
+func publisherOf(t testing.TB, f *Fleet, id string) *publisher {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k, w := range f.workers {
+		if k.id == id && len(w.pubs) > 0 {
+			return w.pubs[0]
+		}
+	}
+	t.Fatalf("no worker %q", id)
+	return nil
+}
+
+// TestRegistrationIsGuarded: what was registered over HTTP is dialled only where
+// the operator allows it, checked on the resolved address.
+func TestRegistrationIsGuarded(t *testing.T) {
+	noLeaks(t)
+	allow, err := ParseAllowList([]string{"10.0.0.0/8"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Allow: allow})
+	if err := f.Put(e.spec("w")); !errors.Is(err, ErrDenied) {
+		t.Errorf("Put of 127.0.0.1: %v, want ErrDenied", err)
+	}
+	spec := e.spec("w")
+	spec.Endpoint = strings.Replace(spec.Endpoint, "127.0.0.1", "localhost", 1)
+	spec.ReplayEndpoint = ""
+	if err := f.Put(spec); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() string {
+		if st := statusOf(f, "w/0"); !strings.Contains(st.LastError, "denied") {
+			return fmt.Sprintf("%+v, want a denied dial", st)
+		}
+		return ""
+	})
+	if n := e.pub.Subscribers(); n != 0 {
+		t.Errorf("%d subscribers", n)
+	}
+}
+
+func TestBlockSizeIsChecked(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	spec := e.spec("w")
+	spec.BlockSize = 3
+	f := running(t, Options{Workers: []WorkerSpec{spec}})
+	e.store(0)
+	e.truth(f, "w/0", Live)
+	eventually(t, func() string {
+		if st := statusOf(f, "w/0"); !strings.Contains(st.LastError, "configured 3, the events say 4") {
+			return fmt.Sprintf("last error %q", st.LastError)
+		}
+		return ""
+	})
+}
+
+// TestLifeLeavesNothing: registrations come and go, each with a subscription
+// and blocks; goroutines and sets return.
+func TestLifeLeavesNothing(t *testing.T) {
+	noLeaks(t)
+	rounds := 1000
+	if testing.Short() {
+		rounds = 50
+	}
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{})
+	for n := range 8 {
+		e.store(n)
+	}
+	var before runtime.MemStats
+	for n := range rounds {
+		if err := f.Put(e.spec("w")); err != nil {
+			t.Fatal(err)
+		}
+		if n%100 == 0 {
+			e.truth(f, "w/0", Live)
+		}
+		if err := f.Delete("w"); err != nil {
+			t.Fatal(err)
+		}
+		if n == rounds/10 {
+			settleGoroutines(t)
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+		}
+	}
+	if len(f.Sets()) != 0 || len(f.Workers()) != 0 {
+		t.Errorf("%d sets, %d workers left", len(f.Sets()), len(f.Workers()))
+	}
+	settleGoroutines(t)
+	runtime.GC()
+	var after runtime.MemStats
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 2<<20 {
+		t.Errorf("heap grew by %d bytes in %d rounds", grown, rounds)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.closing) != 0 || len(f.workers) != 0 {
+		t.Errorf("%d lives are still ending", len(f.closing))
+	}
+}
+
+// settleGoroutines waits until the ends of past lives are over.
+func settleGoroutines(t *testing.T) {
+	t.Helper()
+	eventually(t, func() string {
+		if n := runtime.NumGoroutine(); n > 40 {
+			return fmt.Sprintf("%d goroutines", n)
+		}
+		return ""
+	})
+}
+
+// TestManyStreams: even service with many subscriptions, some of them to nobody.
+func TestManyStreams(t *testing.T) {
+	noLeaks(t)
+	const n = 64
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	e.store(0, 1)
+	dead, err := net.Listen("tcp", "127.0.0.1:0") // accepts and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.Close()
+	var specs []WorkerSpec
+	for i := range n {
+		s := e.spec(fmt.Sprintf("w%d", i))
+		s.Endpoint = "tcp://" + wiretest.NewProxy(t, hostOf(e.pub.Addr())).Addr()
+		specs = append(specs, s)
+		specs = append(specs, WorkerSpec{ID: fmt.Sprintf("dead%d", i), Model: "m", Endpoint: fmt.Sprintf("tcp://127.0.0.2:%d", 1+i), ReplayEndpoint: "tcp://" + dead.Addr().String()})
+	}
+	f := running(t, Options{Workers: specs})
+	e.store(2)
+	for i := range n {
+		e.truth(f, fmt.Sprintf("w%d/0", i), Live)
+	}
+}
