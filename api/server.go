@@ -134,7 +134,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelDebug),
 	}
+	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		if h.Shutdown(grace) != nil {
@@ -145,6 +147,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	if stop() {
 		return err // the listener failed by itself
 	}
+	<-ended
 	return nil
 }
 
