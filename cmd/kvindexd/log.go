@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 
@@ -37,9 +36,9 @@ func loggerOf(cmd *cobra.Command, quiet slog.Level) (*slog.Logger, error) {
 	return nil, usagef("--log-format %q: expected text or json", format)
 }
 
-// isTerminal says whether a person may be looking at w.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+// isTerminal says whether a person may be at the other end of stream.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	if !ok {
 		return false
 	}

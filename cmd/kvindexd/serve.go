@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvindexd/kvindexd/api"
+	"github.com/kvindexd/kvindexd/fleet"
+)
+
+// defaultListen is where serve listens and where the client commands ask.
+const defaultListen = "127.0.0.1:8099"
+
+// serveOptions are the flags of serve.
+type serveOptions struct {
+	settings string
+
+	workers, models, dns         []string
+	config, endpoints            string
+	endpointsModel               string
+	eventPortBase, replayPort    int
+	allow                        []string
+	stateDir                     string
+	maxIndex                     byteSize
+	maxReplays                   int
+	timing                       fleet.Timing
+	listen                       string
+	tokenFile, readTokenFile     string
+	tlsCert, tlsKey, tlsClientCA string
+	insecure                     bool
+	maxBody, maxBodies           byteSize
+	peers                        []string
+	api                          api.Config
+}
+
+func newServe() *cobra.Command {
+	o := serveOptions{maxBody: 16 << 20, maxBodies: 256 << 20}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon: subscribe to workers, answer over HTTP",
+		Long: `serve subscribes to the event publishers of vLLM workers and answers questions
+over HTTP until SIGTERM or SIGINT; then it lets the requests in flight end and
+exits with code 0.
+
+Workers come from any of these, all at once: --worker, --config FILE (watched;
+YAML or JSON with models, workers and dns), --endpoints-file FILE (the endpoints
+file of an llm-d router, watched), --dns (a headless service), and registration
+over HTTP (PUT /v1/workers/{id}, POST /register; kept across restarts with
+--state-dir).
+
+An entry on the command line is key=value pairs with commas between them; the
+keys are those of the file: id, model, endpoint, replay_endpoint, topic,
+dp_size, rank_index, namespace, role, image_token_id, video_token_id, model_dir,
+exact_mm, extra_keys, eagle_drop, on_gap, block_size, tower_connector_lora, bind,
+loras (separated by |).
+
+It listens on loopback unless told otherwise. Another address needs
+--auth-token-file or --tls-client-ca, or --insecure.
+
+--settings FILE holds flags as a mapping; the environment and the command line
+win over it.`,
+		Example: `  kvindexd serve --worker id=vllm-0,model=Qwen/Qwen3-8B,endpoint=tcp://10.0.0.5:5557,replay_endpoint=tcp://10.0.0.5:5657
+  kvindexd serve --config workers.yaml --listen 0.0.0.0:8099 --auth-token-file /run/secrets/kvindexd
+  kvindexd serve --dns dns=vllm.prod.svc,port=5557,replay_port=5657,model=Qwen/Qwen3-8B
+  KVINDEXD_CONFIG=/etc/kvindexd/workers.yaml KVINDEXD_LOG_FORMAT=json kvindexd serve`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.settings != "" {
+				if err := fromFile(cmd.Flags(), o.settings); err != nil {
+					return err
+				}
+			}
+			return runServe(cmd, &o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.settings, "settings", "", "file of flags: a mapping, YAML or JSON")
+	o.fleetFlags(f)
+	o.apiFlags(f)
+	return cmd
+}
+
+func (o *serveOptions) fleetFlags(f *pflag.FlagSet) {
+	f.StringArrayVar(&o.workers, "worker", nil, "a worker, as id=…,model=…,endpoint=…[,key=value…] (repeated)")
+	f.StringArrayVar(&o.models, "model", nil, "what the workers of a model share, as name=…[,key=value…] (repeated)")
+	f.StringArrayVar(&o.dns, "dns", nil, "a headless service whose addresses are workers, as dns=…,port=…,model=…[,key=value…] (repeated)")
+	f.StringVar(&o.config, "config", "", "file of models, workers and dns names; watched")
+	f.StringVar(&o.endpoints, "endpoints-file", "", "endpoints file of an llm-d router; watched")
+	f.StringVar(&o.endpointsModel, "endpoints-model", "", "model of the router's endpoints that have no label for it")
+	f.IntVar(&o.eventPortBase, "event-port-base", 5557, "event port of a router's endpoint of rankIndex 0")
+	f.IntVar(&o.replayPort, "replay-port-base", 0, "replay port of a router's endpoint of rankIndex 0, 0 for none")
+	f.StringArrayVar(&o.allow, "allow-endpoint", nil, "what a registration over HTTP may make the daemon dial: CIDR, address, host suffix or ipc://PREFIX (repeated; default: private and loopback addresses)")
+	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps registrations across restarts")
+	f.Var(&o.maxIndex, "max-index-bytes", "byte budget of each worker set's index, such as 2GiB; 0 for none")
+	f.IntVar(&o.maxReplays, "max-replays", 8, "replays that run at once")
+	f.DurationVar(&o.timing.DisconnectGrace, "disconnect-grace", 10*time.Second, "how long a connection may be down before its stream says so")
+	f.DurationVar(&o.timing.ForgetAfter, "forget-after", 10*time.Minute, "how long the entries of a disconnected stream stay")
+	f.DurationVar(&o.timing.RestoreGrace, "restore-grace", time.Minute, "how long a restored stream may wait to be confirmed")
+	f.DurationVar(&o.timing.IdleProbe, "idle-probe", 2*time.Second, "silence after which a replay endpoint is asked for a lost last batch")
+	f.DurationVar(&o.timing.Resolve, "dns-interval", 10*time.Second, "how often names are looked up")
+}
+
+func (o *serveOptions) apiFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.listen, "listen", defaultListen, "address to answer on")
+	f.StringVar(&o.tokenFile, "auth-token-file", "", "file of bearer tokens, one a line, that may read and change the fleet")
+	f.StringVar(&o.readTokenFile, "auth-read-token-file", "", "file of bearer tokens that may only read")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "certificate file; read again when it changes")
+	f.StringVar(&o.tlsKey, "tls-key", "", "key file of --tls-cert")
+	f.StringVar(&o.tlsClientCA, "tls-client-ca", "", "file of authorities; clients then need a certificate of theirs")
+	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback without tokens or client certificates")
+	f.Var(&o.maxBody, "max-body", "most bytes of one body")
+	f.Var(&o.maxBodies, "max-bodies", "most bytes of memory of all bodies in flight")
+	f.IntVar(&o.api.MaxConcurrent, "max-concurrent", 256, "requests answered at once; more get 429")
+	f.IntVar(&o.api.MinWorkers, "min-workers", 0, "workers that must have been heard from before /readyz says ready")
+	f.DurationVar(&o.api.HeaderTimeout, "header-timeout", 5*time.Second, "patience for a request's headers")
+	f.DurationVar(&o.api.BodyTimeout, "body-timeout", 30*time.Second, "patience for a request's body")
+	f.DurationVar(&o.api.IdleTimeout, "idle-timeout", 2*time.Minute, "patience between two requests of a connection")
+	f.DurationVar(&o.api.WriteTimeout, "write-timeout", time.Minute, "patience for a reader of an answer")
+	f.StringArrayVar(&o.peers, "peer", nil, "base URL of another replica (repeated)")
+}
+
+// fleetOptions reads the flags about workers.
+func (o *serveOptions) fleetOptions(log *slog.Logger) (fleet.Options, error) {
+	fo := fleet.Options{
+		Logger: log, Timing: o.timing, ConfigFile: o.config, EndpointsFile: o.endpoints,
+		EndpointsModel: o.endpointsModel, EventPortBase: o.eventPortBase, ReplayPortBase: o.replayPort,
+		StateDir: o.stateDir, MaxReplays: o.maxReplays,
+	}
+	fo.Index.MaxBytes = int64(o.maxIndex)
+	var err error
+	if fo.Workers, err = parseWorkers(o.workers); err != nil {
+		return fo, err
+	}
+	if fo.Models, err = parseModels(o.models); err != nil {
+		return fo, err
+	}
+	if fo.DNS, err = parseDNS(o.dns); err != nil {
+		return fo, err
+	}
+	if fo.Allow, err = fleet.ParseAllowList(o.allow); err != nil {
+		return fo, usagef("--allow-endpoint: %w", err)
+	}
+	return fo, nil
+}
+
+// apiConfig reads the flags about answering.
+func (o *serveOptions) apiConfig(log *slog.Logger) (api.Config, error) {
+	c := o.api
+	c.Logger, c.Version, c.Peers = log, versionText(), o.peers
+	c.MaxBody, c.MaxBodies = int64(o.maxBody), int64(o.maxBodies)
+	var err error
+	if o.tokenFile != "" {
+		if c.ChangeTokens, err = api.LoadTokens(o.tokenFile); err != nil {
+			return c, usagef("--auth-token-file: %w", err)
+		}
+	}
+	if o.readTokenFile != "" {
+		if c.ReadTokens, err = api.LoadTokens(o.readTokenFile); err != nil {
+			return c, usagef("--auth-read-token-file: %w", err)
+		}
+	}
+	guarded := o.tokenFile != "" || o.readTokenFile != "" || o.tlsClientCA != ""
+	if err := api.CheckListen(o.listen, guarded, o.insecure); err != nil {
+		return c, usagef("--listen: %w", err)
+	}
+	return c, nil
+}
+
+// listener opens the address, with TLS where it is configured.
+func (o *serveOptions) listener() (net.Listener, error) {
+	var secure *tls.Config
+	if o.tlsCert != "" || o.tlsKey != "" || o.tlsClientCA != "" {
+		var err error
+		if secure, err = api.TLSConfig(o.tlsCert, o.tlsKey, o.tlsClientCA); err != nil {
+			return nil, usageError{err}
+		}
+	}
+	l, err := net.Listen("tcp", o.listen)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s is in use: is another kvindexd running? --listen takes another address: %w", o.listen, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if secure != nil {
+		l = tls.NewListener(l, secure)
+	}
+	return l, nil
+}
+
+func runServe(cmd *cobra.Command, o *serveOptions) error {
+	log, err := loggerOf(cmd, slog.LevelInfo)
+	if err != nil {
+		return err
+	}
+	fo, err := o.fleetOptions(log)
+	if err != nil {
+		return err
+	}
+	ac, err := o.apiConfig(log)
+	if err != nil {
+		return err
+	}
+	f, err := fleet.New(fo)
+	if errors.Is(err, fleet.ErrInvalid) {
+		return usageError{err}
+	}
+	if err != nil {
+		return err
+	}
+	ac.Fleet = f
+	server, err := api.NewServer(ac)
+	if err != nil {
+		return err
+	}
+	l, err := o.listener()
+	if err != nil {
+		return err
+	}
+	d := daemon{log: log, fleet: f, server: server, listener: l}
+	return d.run(cmd.Context())
+}
+
+// daemon is the parts of serve that run.
+type daemon struct {
+	log      *slog.Logger
+	fleet    *fleet.Fleet
+	server   *api.Server
+	listener net.Listener
+}
+
+// run serves until ctx ends, then lets what is in flight come to its end before
+// the subscriptions do.
+func (d *daemon) run(ctx context.Context) error {
+	signal.Ignore(syscall.SIGHUP) // files are watched, a reload needs no signal
+	d.log.Info("listening", "address", d.listener.Addr().String(), "version", versionText(), "pid", os.Getpid())
+	if d.fleet.Ready().Workers == 0 {
+		d.log.Info("no worker yet", "hint", "--worker, --config, --dns, or register one over HTTP")
+	}
+	subscriptions, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- d.fleet.Run(subscriptions) }()
+	err := d.server.Serve(ctx, d.listener)
+	if err == nil {
+		d.log.Info("stopping", "reason", context.Cause(ctx))
+	}
+	stop()
+	if ferr := <-ended; ferr != nil && !errors.Is(ferr, context.Canceled) {
+		err = errors.Join(err, ferr)
+	}
+	d.log.Info("stopped")
+	return err
+}
