@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -30,6 +31,9 @@ const (
 	// maxCommands a second are heartbeats of a peer with an interval of one
 	// millisecond, the shortest that libzmq can be set to.
 	maxCommands = 1024
+	// maxMalformed messages in a row end a connection: no publisher of ours is
+	// there, and to read on costs the other streams.
+	maxMalformed = 1000
 	// silentIntervals is how many ping intervals without a byte make a peer
 	// dead.
 	silentIntervals = 3
@@ -177,11 +181,7 @@ func listen(ep Endpoint) (net.Listener, error) {
 func listenUnix(ep Endpoint) (net.Listener, error) {
 	path := ep.Address
 	if ep.Wildcard {
-		dir, err := os.MkdirTemp("", "kvindexd-")
-		if err != nil {
-			return nil, err
-		}
-		path = filepath.Join(dir, "socket")
+		path = filepath.Join(os.TempDir(), fmt.Sprintf("kvindexd-%016x", rand.Uint64()))
 	}
 	ln, err := net.Listen("unix", path)
 	if !errors.Is(err, syscall.EADDRINUSE) {

@@ -63,6 +63,8 @@ const (
 	ReasonMalformedFrame Reason = "malformed_frame"
 	// ReasonCommandFlood: more commands in a second than any peer needs.
 	ReasonCommandFlood Reason = "command_flood"
+	// ReasonMalformedMessages: nothing but messages that cannot be read.
+	ReasonMalformedMessages Reason = "malformed_messages"
 	// ReasonSilent: nothing was read for three ping intervals although the
 	// peer was asked.
 	ReasonSilent Reason = "silent"

@@ -112,6 +112,11 @@ func TestHostilePeers(t *testing.T) {
 			flood(c, bytes.Repeat(appendFrame(nil, flagMore, []byte("x")), 1000))
 		}
 	})
+	f("endless malformed messages", ReasonMalformedMessages, func(c net.Conn) {
+		if greet(c, "PUB", 1) {
+			flood(c, bytes.Repeat(appendFrame(nil, 0, []byte("x")), 1000))
+		}
+	})
 	f("reserved flags", ReasonMalformedFrame, after([]byte{0x80, 1, 'x'}))
 	f("command with more", ReasonMalformedFrame, after([]byte{flagCommand | flagMore, 1, 0}))
 	f("nameless command", ReasonMalformedFrame, after([]byte{flagCommand, 1, 9}))

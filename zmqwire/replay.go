@@ -163,6 +163,9 @@ func (res *ReplayResult) consume(q *replyQueue, cfg *ReplayConfig, onReply func(
 		more := q.take(&batch)
 		for m := range batch.messages {
 			if !res.accept(m.Seq) {
+				if res.Disordered == maxDisordered {
+					return &ConnError{Reason: ReasonMalformedMessages, Endpoint: cfg.Endpoint, Err: errDisordered}
+				}
 				continue
 			}
 			if err := onReply(m); err != nil {
@@ -181,6 +184,12 @@ func (res *ReplayResult) consume(q *replyQueue, cfg *ReplayConfig, onReply func(
 		}
 	}
 }
+
+// maxDisordered is more than any ring in use holds: who sends so many replies
+// that were not asked for never ends.
+const maxDisordered = 1 << 20
+
+var errDisordered = errors.New("replay: too many replies that do not ascend from the seq asked for")
 
 // maxHoles bounds ReplayResult.Holes: a peer that lies can make one of every
 // second number.
@@ -259,7 +268,9 @@ func (q *replyQueue) readFrom(k *link) error {
 		m, end, err := ParseReply(frames)
 		switch {
 		case err != nil:
-			q.malformed++
+			if q.malformed++; q.malformed == maxMalformed {
+				return k.fail(context.Background(), faultf(ReasonMalformedMessages, "%d replies, the last one: %w", q.malformed, err))
+			}
 		case end:
 			return nil
 		default:

@@ -133,6 +133,7 @@ func TestReplay(t *testing.T) {
 	f("hang", from5, ErrReplayInactive, ReplayResult{First: 5, Next: 5})
 	f("5-6 close", from5, ReasonClosed, ReplayResult{Replies: 2, Bytes: 2, First: 5, Next: 7})
 	f("5 6=stop 7 end", from5, stop, ReplayResult{Replies: 1, Bytes: 1, First: 5, Next: 7})
+	f(strings.Repeat("junk ", maxMalformed), from5, ReasonMalformedMessages, ReplayResult{First: 5, Next: 5, Malformed: maxMalformed})
 	f("5-20", ReplayConfig{From: 5, Until: 8}, nil, ReplayResult{Replies: 3, Bytes: 3, First: 5, Next: 8, Complete: true})
 	f("5 6="+strings.Repeat("x", 200)+" end", ReplayConfig{From: 5, MaxBytes: 100}, ErrReplayBytes,
 		ReplayResult{Replies: 1, Bytes: 1, First: 5, Next: 6})

@@ -44,8 +44,8 @@ type SubscriberConfig struct {
 	// publishers of a bound endpoint, 64 each.
 	MaxPending, MaxPeers int
 	// Control, where set, is asked before each connect with the resolved
-	// address (network "tcp4", "tcp6" or "unix"), and for each accepted peer;
-	// an error refuses it (ReasonDenied).
+	// address (network "tcp4", "tcp6" or "unix"), and in bind mode for each
+	// peer's address ("tcp" or "unix"); an error refuses it (ReasonDenied).
 	Control func(network, address string) error
 	// Resolver looks the endpoint's name up before each connect; nil is the
 	// system's.
@@ -277,7 +277,7 @@ func (s *Subscriber) receive(ctx context.Context, conn net.Conn, minor byte, wai
 }
 
 func (s *Subscriber) messagesOf(k *link, wait *backoff) error {
-	for {
+	for malformed := 0; ; {
 		frames, err := k.receive()
 		if err != nil {
 			return err
@@ -285,8 +285,12 @@ func (s *Subscriber) messagesOf(k *link, wait *backoff) error {
 		m, err := ParseMessage(frames)
 		if err != nil {
 			s.malformed.Add(1)
+			if malformed++; malformed == maxMalformed {
+				return faultf(ReasonMalformedMessages, "%d in a row, the last one: %w", malformed, err)
+			}
 			continue
 		}
+		malformed = 0
 		wait.reset()
 		if s.cfg.Topic != "" && string(m.Topic) != s.cfg.Topic {
 			s.foreign.Add(1)
