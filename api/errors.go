@@ -30,7 +30,6 @@ const (
 	ReasonLoraContradiction Reason = "lora_contradicts_model"
 	ReasonExactUnavailable  Reason = "exact_mm_unavailable"
 	ReasonUnknownWorker     Reason = "unknown_worker"
-	ReasonUnknownRank       Reason = "unknown_rank"
 	ReasonInvalidWorker     Reason = "invalid_worker"
 	ReasonWorkerConflict    Reason = "worker_conflict"
 	ReasonEndpointForbidden Reason = "endpoint_not_allowed"
@@ -41,7 +40,6 @@ const (
 	ReasonNotFound          Reason = "not_found"
 	ReasonMethod            Reason = "method_not_allowed"
 	ReasonOverloaded        Reason = "overloaded"
-	ReasonNotReady          Reason = "not_ready"
 	ReasonUnavailable       Reason = "unavailable"
 	ReasonInternal          Reason = "internal"
 )
@@ -53,9 +51,9 @@ func Reasons() []Reason {
 		ReasonConflictingFields, ReasonUnknownIsolation, ReasonTooManyRequests, ReasonBodyTooLarge,
 		ReasonBodyTimeout, ReasonMediaType, ReasonContentEncoding, ReasonUnknownModel,
 		ReasonAmbiguousModel, ReasonLoraContradiction, ReasonExactUnavailable, ReasonUnknownWorker,
-		ReasonUnknownRank, ReasonInvalidWorker, ReasonWorkerConflict, ReasonEndpointForbidden,
+		ReasonInvalidWorker, ReasonWorkerConflict, ReasonEndpointForbidden,
 		ReasonSaltWithHashes, ReasonUnauthenticated, ReasonForbidden, ReasonCrossOrigin,
-		ReasonNotFound, ReasonMethod, ReasonOverloaded, ReasonNotReady, ReasonUnavailable,
+		ReasonNotFound, ReasonMethod, ReasonOverloaded, ReasonUnavailable,
 		ReasonInternal,
 	}
 }

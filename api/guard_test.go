@@ -499,6 +499,7 @@ func FuzzHandlers(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	doc := loadOpenAPI(f).doc
 	posts := []string{"/v1/match", "/v1/match/batch", "/v1/explain", "/v1/outcomes", "/query", "/query_by_hash", "/unregister", "/register_peer", "/deregister_peer"}
 	f.Add(uint8(0), false, []byte(`{"token_ids":[1,2,3],"features":{"mm_hashes":{"image":["a"]},"mm_placeholders":{"image":[{"offset":0,"length":1}]}}}`))
 	f.Add(uint8(1), false, []byte(`[{"token_ids":[1]},{}]`))
@@ -515,7 +516,7 @@ func FuzzHandlers(f *testing.F) {
 		if w.status == 0 || w.status >= 500 || w.status == 422 {
 			t.Fatalf("%s: %d", path, w.status)
 		}
-		if dig(loadOpenAPI(t).doc, "paths", path, "post", "responses", fmt.Sprint(w.status)) == nil {
+		if dig(doc, "paths", path, "post", "responses", fmt.Sprint(w.status)) == nil {
 			t.Fatalf("%s: status %d is not documented", path, w.status)
 		}
 	})

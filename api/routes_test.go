@@ -135,7 +135,7 @@ func TestNativeRoutes(t *testing.T) {
 	a.want("GET", "/nothing", "", 404, "not_found")
 	a.want("DELETE", "/v1/match", "", 405, "method_not_allowed")
 	metrics := a.want("GET", "/metrics", "", 200, "kvindexd_outcomes_total{result=\"too_long\"} 1")
-	for _, line := range []string{`kvindexd_query_duration_seconds_count{route="/v1/match"}`, `kvindexd_http_errors_total{reason="unknown_model",route="/v1/match"} 2`, "kvindexd_query_matched_blocks_sum"} {
+	for _, line := range []string{`kvindexd_query_duration_seconds_count{route="/v1/match"}`, `kvindexd_http_errors_total{reason="unknown_model",route="/v1/match"} 2`, "kvindexd_query_matched_blocks_sum", `kvindexd_stream_resident_blocks{`} {
 		if !bytes.Contains(metrics, []byte(line)) {
 			t.Errorf("metrics lack %s", line)
 		}

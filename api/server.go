@@ -20,8 +20,8 @@ type Config struct {
 	Fleet *fleet.Fleet
 	// Logger, slog.Default.
 	Logger *slog.Logger
-	// Registry takes the metrics and serves them, a new one with the process's
-	// and Go's collectors.
+	// Registry takes the metrics of the service and the fleet and serves them;
+	// a new one with the process's and Go's collectors.
 	Registry *prometheus.Registry
 
 	// ReadTokens may read, ChangeTokens may read and change the fleet. With
@@ -106,7 +106,7 @@ func NewServer(c Config) (*Server, error) {
 	s.slots = make(chan struct{}, s.MaxConcurrent)
 	s.calls.New = func() any { return &call{srv: s} }
 	s.peers.set(s.Peers)
-	if err := s.Registry.Register(s.service); err != nil {
+	if err := errors.Join(s.Registry.Register(s.service), s.Registry.Register(s.Fleet)); err != nil {
 		return nil, err
 	}
 	s.handler = s.mux()

@@ -49,7 +49,10 @@ func (s *Service) match(ctx context.Context, r *MatchRequest, a *MatchResponse) 
 		return failf(http.StatusServiceUnavailable, ReasonUnavailable, "the request was given up")
 	}
 	q := s.queries.Get().(*query)
-	defer s.queries.Put(q)
+	defer func() {
+		q.release()
+		s.queries.Put(q)
+	}()
 	q.reset(r)
 	err := q.run(s.fleet, r)
 	if err == nil {
@@ -125,13 +128,20 @@ func compareCandidates(a, b candidate) int {
 	)
 }
 
-// reset prepares q for r and lets go of what the last query held.
+// release lets go of the pictures, members and prompt, so that an idle query
+// keeps no worker's memory alive.
+func (q *query) release() {
+	q.prompt, q.resolved, q.hashed, q.shapes = normalize.Prompt{}, fleet.Resolved{}, nil, nil
+	clear(q.asked[:cap(q.asked)])
+	clear(q.streams[:cap(q.streams)])
+	clear(q.candidates[:cap(q.candidates)])
+	q.candidates = q.candidates[:0]
+}
+
+// reset prepares q for r.
 func (q *query) reset(r *MatchRequest) {
 	q.prompt = normalize.Prompt{Tokens: r.Tokens, Features: r.Features, CacheSalt: r.CacheSalt, Mode: r.Mode}
-	q.resolved = fleet.Resolved{}
-	clear(q.candidates)
-	q.candidates = q.candidates[:0]
-	q.hashed = nil
+	q.bestBlocks = 0
 	q.tokens = len(r.Tokens)
 	if r.given&fieldTokens == 0 {
 		q.tokens = (len(r.BlockHashes) + len(r.SequenceHashes)) * int(r.HashBlockSize)
@@ -149,8 +159,6 @@ func (q *query) run(f *fleet.Fleet, r *MatchRequest) *Error {
 	for _, p := range resolved.Pictures {
 		q.ask(p, r)
 	}
-	clear(q.asked)
-	clear(q.streams)
 	return nil
 }
 
