@@ -443,6 +443,7 @@ func TestCaptureHostile(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	f("a window of 1 GiB", bytes.NewReader(unhex(t, "28b52ffd 00 a0 010000")), "window size exceeded")
 	f("a bomb", bytes.NewReader(zip.Bytes()), "record: expected at most 67108864 bytes")
 }
 

@@ -155,7 +155,7 @@ func (c *cursor) skip() bool {
 		default:
 			c.pos += n
 		}
-		if left-1 > len(c.b)-c.pos {
+		if left-1 > len(c.b)-c.pos { // so left cannot overflow either
 			c.short = true
 			c.pos = start
 			return false

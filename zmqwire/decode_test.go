@@ -112,6 +112,7 @@ func TestDecodeStored(t *testing.T) {
 	f(arr{"BlockStored", arr{7}, nil, arr{1}, 0}, dropped)
 	f(arr{"BlockStored", arr{7, 8}, nil, arr{}, 0}, "BlockStored [7 8] tokens=[]/0")
 	f(arr{"BlockStored", arr{7}, nil, arr{}, 2}, "BlockStored [7] tokens=[]/2")
+	f(obj{"type", "BlockStored", "block_hashes", arr{7}, "block_size", 0, "token_ids", arr{}, arr{1, 2}, 3}, "BlockStored [7] tokens=[]/0")
 	f(arr{"BlockStored", arr{7}, nil, arr{1, 2, 3, 4, 5}, 2}, "BlockStored [7] tokens=[1 2 3 4 5]/2")
 
 	// EAGLE pairs.
@@ -137,6 +138,8 @@ func TestDecodeStored(t *testing.T) {
 	f(two(arr{arr{2}}), dropped)
 	f(two(arr{arr{2}, arr{3}, arr{4}}), dropped)
 	f(two(arr{arr{}, arr{}}), dropped)
+	f(obj{"type", "BlockStored", "block_hashes", arr{7, 8, 9}, "token_ids", arr{1, 2, 3}, "block_size", 1,
+		"lookahead_token_ids", arr{arr{2}, arr{3, 4, 5}, arr{6, 7}}}, dropped)
 	f(two(arr{nil, nil}), dropped)
 	f(two(arr{arr{2}, nil}), dropped)
 	f(two(arr{2, 3}), dropped)
@@ -418,6 +421,28 @@ func TestDecodeKeepsLittle(t *testing.T) {
 	}
 	if d.batch.Events != nil || d.extraEnds != nil || d.c.b != nil {
 		t.Error("the Decoder kept the buffers of a huge message")
+	}
+}
+
+// TestDecodeForgets: what is kept of a batch does not hold its payload.
+func TestDecodeForgets(t *testing.T) {
+	var d Decoder
+	good := stored("extra_keys", arr{arr{"a"}}, "medium", "GPU")
+	bad := stored("extra_keys", arr{arr{"a"}}, "medium", "GPU", "group_idx", -1)
+	for _, payload := range [][]byte{batchOf(t, good, good, bad), batchOf(t)} {
+		if _, err := d.Decode(payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, ev := range d.batch.Events[:cap(d.batch.Events)] {
+		if ev.Medium != nil || ev.Extra != nil {
+			t.Errorf("%s is kept", show(&ev))
+		}
+	}
+	for _, key := range d.extra[:cap(d.extra)] {
+		if key.Raw != nil {
+			t.Errorf("extra key %q is kept", key.Raw)
+		}
 	}
 }
 

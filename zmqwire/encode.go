@@ -278,7 +278,7 @@ func (e *batchEncoder) tokenIDs(ev *Event) {
 }
 
 func (e *batchEncoder) lookahead(ev *Event) {
-	if ev.Lookahead < 0 || len(ev.LookaheadTokens) != ev.Lookahead*len(ev.Hashes) {
+	if len(ev.LookaheadTokens) != ev.Lookahead*len(ev.Hashes) {
 		e.check(fmt.Errorf("lookahead_token_ids: %d tokens, expected %d for each of %d blocks",
 			len(ev.LookaheadTokens), ev.Lookahead, len(ev.Hashes)))
 		return
