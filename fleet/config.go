@@ -190,10 +190,13 @@ func (p *fileParser) strict(n *yaml.Node, t reflect.Type, field string) error {
 		}
 	case t.Kind() == reflect.Struct && n.Kind == yaml.MappingNode:
 		return p.strictStruct(n, t, field)
-	case t.Kind() == reflect.Struct || t.Kind() == reflect.Slice:
-		if n.Tag != "!!null" {
-			return p.errorf(n.Line, "%sexpected %s", dotted(field, ": "), map[bool]string{true: "a list", false: "a mapping"}[t.Kind() == reflect.Slice])
-		}
+	case n.Tag == "!!null":
+	case t.Kind() == reflect.Slice:
+		return p.errorf(n.Line, "%sexpected a list", dotted(field, ": "))
+	case t.Kind() == reflect.Struct:
+		return p.errorf(n.Line, "%sexpected a mapping", dotted(field, ": "))
+	case n.Decode(reflect.New(t).Interface()) != nil:
+		return p.errorf(n.Line, "%sexpected %s, got %.40q", dotted(field, ": "), t.Kind(), n.Value)
 	}
 	return nil
 }

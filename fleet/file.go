@@ -48,6 +48,9 @@ func (s *fileSource) load() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	raw, err := readConfigFile(s.path)
+	if err == nil && s.read && len(raw) == 0 {
+		err = errors.New("empty: to have no workers write `workers: []`")
+	}
 	if err == nil && s.read && string(raw) == string(s.raw) {
 		return false
 	}
@@ -178,12 +181,29 @@ func (s *fileSource) watch(ctx context.Context) {
 			settle.Reset(settleDelay)
 		case <-poll.C:
 			s.watchDirs(w, watched)
-			s.reload(true)
+			if !s.unsettled() {
+				s.reload(true)
+			}
 		case <-settle.C:
 			s.watchDirs(w, watched)
+			if s.unsettled() {
+				settle.Reset(settleDelay)
+				continue
+			}
 			s.reload(false)
 		}
 	}
+}
+
+// unsettled: the file was written to just now, and whoever does it may not be
+// through.
+func (s *fileSource) unsettled() bool {
+	st, err := os.Stat(s.path)
+	if err != nil {
+		return false
+	}
+	age := time.Since(st.ModTime())
+	return age >= 0 && age < settleDelay
 }
 
 // poll is watch without a watcher.

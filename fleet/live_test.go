@@ -22,6 +22,7 @@ var quick = Timing{
 	ReplayBackoff: 5 * time.Millisecond, MaxReplayBackoff: 20 * time.Millisecond,
 	ReplayInactivity: 100 * time.Millisecond,
 	DisconnectGrace:  200 * time.Millisecond, Resync: 50 * time.Millisecond, MaxResync: 200 * time.Millisecond,
+	Reconnect: 2 * time.Millisecond, MaxReconnect: 20 * time.Millisecond,
 	Poll: 100 * time.Millisecond,
 }
 

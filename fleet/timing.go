@@ -15,6 +15,10 @@ type Timing struct {
 	// confirm it, 1 min.
 	RestoreGrace time.Duration
 
+	// Reconnect and MaxReconnect bound the wait between two attempts to
+	// connect; the defaults are zmqwire's.
+	Reconnect, MaxReconnect time.Duration
+
 	// IdleProbe is the silence after which the replay endpoint is asked for a
 	// lost last batch, 2 s; it doubles up to MaxIdleProbe, 1 min.
 	IdleProbe, MaxIdleProbe time.Duration

@@ -260,6 +260,7 @@ func (w *worker) open(now time.Time) error {
 func (p *publisher) subscription() zmqwire.SubscriberConfig {
 	return zmqwire.SubscriberConfig{
 		Endpoint: p.at.endpoint, Bind: p.at.bind, Topic: p.worker.life.spec.Topic,
+		BackoffMin: p.fleet.o.Timing.Reconnect, BackoffMax: p.fleet.o.Timing.MaxReconnect,
 		Buffer: subscriberBuffer, Control: p.worker.control(p.at.endpoint), Logger: p.log,
 	}
 }
