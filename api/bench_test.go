@@ -180,3 +180,33 @@ func BenchmarkMatch(b *testing.B) {
 		}
 	}
 }
+
+// A question about text costs no allocation besides its body's strings.
+func TestMatchAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector empties pools")
+	}
+	prompt := promptOf(1, 1024)
+	off := textFleet(t, 32, prompt)
+	s := NewService(off.Fleet)
+	body := jsonBody(prompt, `,"top_k":8`)
+	var (
+		r MatchRequest
+		a MatchResponse
+		e encoder
+	)
+	ask := func() {
+		in := scanner{b: body}
+		e.reset(false)
+		if err := decodeMatch(&in, &r); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.match(t.Context(), &r, &a); err != nil {
+			t.Fatal(err)
+		}
+		a.encode(&e)
+	}
+	if n := testing.AllocsPerRun(100, ask); n > 2 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"math"
+	"math/bits"
 	"net/http"
 	"strconv"
 	"strings"
@@ -86,82 +87,24 @@ const fieldsOfPrompt = fieldTokens | fieldBlockHashes | fieldSequenceHashes
 // maxName bounds names and ids: what is longer is no name.
 const maxName = 1024
 
+// matchFields are the names, in the order of the bits.
+var matchFields = [...]string{
+	"model", "lora_name", "namespace", "role", "cache_salt", "token_ids", "block_hashes", "sequence_hashes",
+	"hash_block_size", "features", "mm", "workers", "top_k", "min_tokens", "include", "request_id",
+}
+
+// matchField is the field of that name, 0 for one that is not read.
 func matchField(key []byte) fieldSet {
-	switch string(key) {
-	case "model":
-		return fieldModel
-	case "lora_name":
-		return fieldLora
-	case "namespace":
-		return fieldNamespace
-	case "role":
-		return fieldRole
-	case "cache_salt":
-		return fieldSalt
-	case "token_ids":
-		return fieldTokens
-	case "block_hashes":
-		return fieldBlockHashes
-	case "sequence_hashes":
-		return fieldSequenceHashes
-	case "hash_block_size":
-		return fieldHashBlockSize
-	case "features":
-		return fieldFeatures
-	case "mm":
-		return fieldMode
-	case "workers":
-		return fieldWorkers
-	case "top_k":
-		return fieldTopK
-	case "min_tokens":
-		return fieldMinTokens
-	case "include":
-		return fieldInclude
-	case "request_id":
-		return fieldRequestID
+	for i, name := range matchFields {
+		if string(key) == name {
+			return 1 << i
+		}
 	}
 	return 0
 }
 
 // name is the field's name in a body.
-func (f fieldSet) name() string {
-	switch f {
-	case fieldModel:
-		return "model"
-	case fieldLora:
-		return "lora_name"
-	case fieldNamespace:
-		return "namespace"
-	case fieldRole:
-		return "role"
-	case fieldSalt:
-		return "cache_salt"
-	case fieldTokens:
-		return "token_ids"
-	case fieldBlockHashes:
-		return "block_hashes"
-	case fieldSequenceHashes:
-		return "sequence_hashes"
-	case fieldHashBlockSize:
-		return "hash_block_size"
-	case fieldFeatures:
-		return "features"
-	case fieldMode:
-		return "mm"
-	case fieldWorkers:
-		return "workers"
-	case fieldTopK:
-		return "top_k"
-	case fieldMinTokens:
-		return "min_tokens"
-	case fieldInclude:
-		return "include"
-	case fieldRequestID:
-		return "request_id"
-	}
-	return ""
-}
+func (f fieldSet) name() string { return matchFields[bits.TrailingZeros32(uint32(f))] }
 
 // reset empties r for the next body and keeps its memory.
 func (r *MatchRequest) reset() {

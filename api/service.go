@@ -23,8 +23,8 @@ type Service struct {
 	queries sync.Pool
 }
 
-// NewService answers from f. Its query and outcome metrics are reachable
-// through Collector.
+// NewService answers from f. It is a prometheus.Collector of the metrics of its
+// questions and outcomes.
 func NewService(f *fleet.Fleet) *Service {
 	s := &Service{fleet: f, metrics: newMetrics(), recent: newRecent()}
 	s.queries.New = func() any { return new(query) }
@@ -190,7 +190,7 @@ func (q *query) ask(p *fleet.Picture, r *MatchRequest) {
 	}
 	q.shapes = p.Index.Shapes()
 	if len(q.shapes) == 0 {
-		q.shapes = append(q.shapes, defaultShape(q.asked[0], r))
+		q.shapes = []normalize.Shape{defaultShape(q.asked[0], r)}
 	}
 	if r.given&fieldTokens != 0 {
 		q.hash(p)
@@ -266,7 +266,7 @@ func (q *query) hash(p *fleet.Picture) {
 // takeHashes makes chains of the hashes that the request gives. They were made
 // with plain windows; other shapes hold nothing of them.
 func (q *query) takeHashes(p *fleet.Picture, r *MatchRequest) {
-	q.shapes = append(q.shapes[:0:0], normalize.Shape{BlockSize: r.HashBlockSize})
+	q.shapes = []normalize.Shape{{BlockSize: r.HashBlockSize}}
 	q.grow(p)
 	for v := range q.views {
 		view := &q.views[v]
