@@ -90,6 +90,7 @@ type engine struct {
 	t              testing.TB
 	cfg            zmqwire.PublisherConfig
 	pub            *zmqwire.Publisher
+	lib            *wiretest.Process // in place of pub: a libzmq publisher
 	events, replay *wiretest.Proxy
 	rank           int32
 	life           uint32
@@ -159,10 +160,18 @@ func (e *engine) storeEvent(n int) zmqwire.Event {
 	}
 }
 
+func (e *engine) send(payload []byte) {
+	if e.lib != nil {
+		e.lib.Ask("pub %x", payload)
+		return
+	}
+	e.pub.Publish(payload)
+}
+
 // store publishes one batch for each block.
 func (e *engine) store(blocks ...int) {
 	for _, n := range blocks {
-		e.pub.Publish(e.encode(e.storeEvent(n)))
+		e.send(e.encode(e.storeEvent(n)))
 	}
 }
 
@@ -173,7 +182,7 @@ func (e *engine) removeEvent(n int) zmqwire.Event {
 
 func (e *engine) remove(blocks ...int) {
 	for _, n := range blocks {
-		e.pub.Publish(e.encode(e.removeEvent(n)))
+		e.send(e.encode(e.removeEvent(n)))
 	}
 }
 
