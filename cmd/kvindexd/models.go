@@ -75,12 +75,12 @@ func printModels(out io.Writer, l *modelList) {
 			images = "exact"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%s\t%s\n", m.Model, m.Namespace, m.Role, m.Members, len(m.Rejected),
-			list(sizes), optional(m.ImageTokenID), images, m.Blocks, m.Memberships, m.Bytes, list(m.Adapters), list(m.Aliases))
+			joined(sizes), optional(m.ImageTokenID), images, m.Blocks, m.Memberships, m.Bytes, joined(m.Adapters), joined(m.Aliases))
 	}
 	t.Flush()
 }
 
-func list(s []string) string {
+func joined(s []string) string {
 	if len(s) == 0 {
 		return "-"
 	}

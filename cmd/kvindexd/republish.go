@@ -99,10 +99,9 @@ type republished struct {
 
 // place is where a stream stands while its capture is read.
 type place struct {
-	live    bool // a live message was seen
-	last    uint64
-	next    uint64 // the first seq that is neither published nor held
-	started bool
+	live bool // a live message was seen
+	last uint64
+	next uint64 // the first seq that is neither published nor held
 }
 
 // restarts says whether a live message of that seq begins a new life.
