@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -174,12 +175,23 @@ func resolveError(err error, r *MatchRequest) *Error {
 		e.Param = "model"
 		return e
 	}
-	e := failf(http.StatusNotFound, ReasonUnknownModel, "no model, alias or served adapter %q is known here (GET /v1/models lists them)", safe(r.Model))
-	if r.Model == "" {
-		e.Message = "no model is known yet (GET /v1/models lists them)"
-	}
+	e := failf(http.StatusNotFound, ReasonUnknownModel, "%s (GET /v1/models lists what there is)", unknownModel(r))
 	e.Param = "model"
 	return e
+}
+
+func unknownModel(r *MatchRequest) string {
+	where := ""
+	if r.Namespace != "" {
+		where = fmt.Sprintf(" in namespace %q", safe(r.Namespace))
+	}
+	if r.Role != "" {
+		where += fmt.Sprintf(" with role %q", safe(r.Role))
+	}
+	if r.Model == "" {
+		return "no model is known yet" + where
+	}
+	return fmt.Sprintf("no model, alias or served adapter %q is known%s", safe(r.Model), where)
 }
 
 // ask matches the prompt against one worker set.

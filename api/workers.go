@@ -38,7 +38,11 @@ func (c *call) reply(status int, v any) *Error {
 	if err != nil {
 		return failf(http.StatusInternalServerError, ReasonInternal, "the answer could not be encoded: %v", err)
 	}
-	c.out.b = append(c.out.b[:0], b.Bytes()...)
+	text := b.Bytes()
+	if !c.out.msgpack {
+		text = bytes.TrimSuffix(text, []byte("\n"))
+	}
+	c.out.b = append(c.out.b[:0], text...)
 	return nil
 }
 
