@@ -180,13 +180,12 @@ func resolveError(err error, r *MatchRequest) *Error {
 	return e
 }
 
+// unknownModel does not repeat the namespace: on the drop-in routes a tenant is
+// in it.
 func unknownModel(r *MatchRequest) string {
 	where := ""
-	if r.Namespace != "" {
-		where = fmt.Sprintf(" in namespace %q", safe(r.Namespace))
-	}
-	if r.Role != "" {
-		where += fmt.Sprintf(" with role %q", safe(r.Role))
+	if r.Namespace != "" || r.Role != "" {
+		where = " in the namespace and role asked for"
 	}
 	if r.Model == "" {
 		return "no model is known yet" + where
