@@ -110,7 +110,7 @@ func TestCaptures(t *testing.T) {
 				if payload == nil {
 					return
 				}
-				if len(payload) < 64<<10 {
+				if len(payload) < 4<<10 { // most of them; the model is slow
 					checkOracle(t, &d, payload)
 				}
 				b, err := d.Decode(payload)

