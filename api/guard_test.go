@@ -291,6 +291,35 @@ func TestSlowClients(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
+// Who does not read an answer holds no place among the requests in flight.
+func TestSlowReaders(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	addr, stop := serveReal(t, func(c *Config) { c.MaxConcurrent, c.BodyTimeout, c.WriteTimeout = 2, 2*time.Second, time.Second })
+	// An answer of 10 MB: more than the sockets' buffers take.
+	body := jsonBody(promptOf(1, 1_500_000), `,"include":["zero","projection"]`)
+	for range 4 {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.(*net.TCPConn).SetReadBuffer(4096)
+		if _, err := fmt.Fprintf(conn, "POST /v1/match HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+			t.Fatal(err)
+		}
+		first := make([]byte, 12)
+		if _, err := io.ReadFull(conn, first); err != nil || string(first) != "HTTP/1.1 200" {
+			t.Fatalf("%q %v", first, err)
+		}
+	}
+	a := newAsker(t, "http://"+addr)
+	for range 20 {
+		a.want("POST", "/v1/match", `{"token_ids":[1]}`, 200, "")
+	}
+	stop()
+	http.DefaultClient.CloseIdleConnections()
+}
+
 func TestCrossOrigin(t *testing.T) {
 	off := textFleet(t, 1, promptOf(1, 32))
 	_, h := newTestServer(t, off.Fleet, nil)

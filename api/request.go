@@ -57,6 +57,8 @@ type MatchRequest struct {
 
 	// seen are the fields that the body has, given those that are not null.
 	seen, given fieldSet
+	// unknown counts the fields that are not read.
+	unknown int
 }
 
 // fieldSet is a set of the fields a body gave.
@@ -83,6 +85,10 @@ const (
 )
 
 const fieldsOfPrompt = fieldTokens | fieldBlockHashes | fieldSequenceHashes
+
+// maxUnknown bounds the fields that are passed over: each is compared with the
+// isolation fields.
+const maxUnknown = 1024
 
 // maxName bounds names and ids: what is longer is no name.
 const maxName = 1024
@@ -154,6 +160,9 @@ func decodeMatchMsgpack(c *mcursor, r *MatchRequest) *Error {
 func (r *MatchRequest) field(key []byte, v value) *Error {
 	f := matchField(key)
 	if f == 0 {
+		if r.unknown++; r.unknown > maxUnknown {
+			return failf(http.StatusBadRequest, ReasonMalformedBody, "more than %d fields that are not read", maxUnknown)
+		}
 		return skipUnknown(key, v, nil)
 	}
 	if r.seen&f != 0 {

@@ -64,6 +64,7 @@ func TestDecodeRefuses(t *testing.T) {
 	f(`{"token_ids": [1`, ReasonMalformedBody, "")
 	f(`{"token_ids": [1], "x": `+strings.Repeat("[", 5000)+`}`, ReasonMalformedBody, "")
 	f(`{"token_ids": [1], "x": NaN}`, ReasonMalformedBody, "")
+	f(`{"token_ids": [1]`+strings.Repeat(`, "x": 1`, 1025)+`}`, ReasonMalformedBody, "")
 	f(`{}`, ReasonMissingField, "token_ids")
 	f(`{"token_ids": [1, null]}`, ReasonInvalidField, "token_ids[1]")
 	f(`{"token_ids": null}`, ReasonInvalidField, "token_ids")
