@@ -21,6 +21,7 @@ type counters struct {
 
 	stored, removed, cleared         atomic.Uint64 // events
 	malformedEvents, unknownEvents   atomic.Uint64
+	lostRemovals                     atomic.Uint64 // malformed, and removals
 	conflicts, contentConflicts      atomic.Uint64
 	blockSizeMismatch, rankConflicts atomic.Uint64
 	skips                            [normalize.NumSkipReasons]atomic.Uint64

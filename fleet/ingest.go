@@ -37,7 +37,7 @@ func (p *publisher) apply(now time.Time, payload []byte) outcome {
 	a := rs.stream.Apply(&w.batch)
 	p.n.conflicts.Add(uint64(a.Conflicts))
 	p.n.contentConflicts.Add(uint64(a.ContentConflicts))
-	return outcome{cleared: a.Cleared, conflicted: a.SuspectRestart}
+	return outcome{cleared: a.Cleared, lostRemovals: b.LostRemovals, conflicted: a.SuspectRestart}
 }
 
 // clear empties every rank that this publisher feeds: under mu.
@@ -62,7 +62,8 @@ func (p *publisher) count(now time.Time, b *zmqwire.Batch) {
 	add(&p.n.stored, stored)
 	add(&p.n.removed, removed)
 	add(&p.n.cleared, cleared)
-	add(&p.n.malformedEvents, uint64(b.Malformed))
+	add(&p.n.malformedEvents, uint64(b.Malformed-b.LostRemovals))
+	add(&p.n.lostRemovals, uint64(b.LostRemovals))
 	add(&p.n.unknownEvents, uint64(b.Unknown))
 	const aDay = 86400
 	if d := float64(now.UnixNano())/1e9 - b.Timestamp; d > -aDay && d < 365*aDay {

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -651,4 +652,27 @@ func TestManyStreams(t *testing.T) {
 	for i := range n {
 		e.truth(f, fmt.Sprintf("w%d/0", i), Live)
 	}
+}
+
+// TestRemovalThatCannotBeRead: the block may be gone or not. The stream says so,
+// and a clear ends the doubt.
+func TestRemovalThatCannotBeRead(t *testing.T) {
+	noLeaks(t)
+	e := newEngine(t, zmqwire.PublisherConfig{})
+	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
+	e.store(0, 1)
+	e.truth(f, "w/0", Live)
+	torn := bytes.Replace(e.encode(e.removeEvent(0)), []byte("block_hashes"), []byte("block_hushes"), 1)
+	e.send(torn)
+	e.store(2)
+	eventually(t, func() string {
+		st := statusOf(f, "w/0")
+		if st.Seq != 3 || st.State != Suspect || st.Lost != 0 || st.LastError != "batch 2 has removals that cannot be read: 1" {
+			return fmt.Sprintf("%+v, want suspect at 3 with the reason", st)
+		}
+		return ""
+	})
+	e.send(e.encode(zmqwire.Event{Kind: zmqwire.AllBlocksCleared}))
+	clear(e.held)
+	e.truth(f, "w/0", Live)
 }

@@ -142,6 +142,7 @@ func (p *publisher) collect(e emitter, st Status) {
 	e.count(descEvents, c.removed.Load(), "BlockRemoved")
 	e.count(descEvents, c.cleared.Load(), "AllBlocksCleared")
 	e.count(descSkipped, c.malformedEvents.Load(), "malformed")
+	e.count(descSkipped, c.lostRemovals.Load(), "malformed_removal")
 	e.count(descSkipped, c.unknownEvents.Load(), "unknown_tag")
 	for r := range normalize.SkipReason(normalize.NumSkipReasons) {
 		e.count(descSkipped, c.skips[r].Load(), r.String())

@@ -22,6 +22,9 @@ type outcome struct {
 	unreadable bool
 	// cleared: the batch held an AllBlocksCleared.
 	cleared bool
+	// lostRemovals of the batch could not be read: blocks may be gone that
+	// still look held.
+	lostRemovals int
 	// conflicted: a burst of content conflicts, the sign of a restart that
 	// nothing else showed.
 	conflicted bool
@@ -361,7 +364,10 @@ func (s *stream) applyOne(now time.Time, seq, digest uint64, payload []byte) {
 		s.lose(1)
 		s.distrust(fmt.Sprintf("batch %d cannot be read", seq))
 	case o.cleared:
-		s.trust, s.lost, s.resyncAt = Live, 0, time.Time{}
+		s.trust, s.lost, s.resyncAt, s.lastErr = Live, 0, time.Time{}, ""
+	}
+	if o.lostRemovals > 0 {
+		s.distrust(fmt.Sprintf("batch %d has removals that cannot be read: %d", seq, o.lostRemovals))
 	}
 	if o.conflicted {
 		s.conflicts(now)

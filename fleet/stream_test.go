@@ -32,8 +32,9 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the expected output of testda
 //	fail-for DURATION                    time passes, and every replay fails
 //	reset                                by hand
 //
-// The contents CLEAR, JUNK and CONFLICT stand for a batch with an
-// AllBlocksCleared, an unreadable one, and the last of many conflicts.
+// The contents CLEAR, JUNK, TORN and CONFLICT stand for a batch with an
+// AllBlocksCleared, an unreadable one, one with a removal that cannot be read,
+// and the last of many conflicts.
 func TestStream(t *testing.T) {
 	files, err := filepath.Glob("testdata/stream/*.txt")
 	if err != nil || len(files) == 0 {
@@ -105,9 +106,10 @@ func (d *driver) begin(cfg streamConfig) {
 func (d *driver) apply(_ time.Time, payload []byte) outcome {
 	d.did = append(d.did, "apply "+string(payload))
 	return outcome{
-		unreadable: string(payload) == "JUNK",
-		cleared:    string(payload) == "CLEAR",
-		conflicted: string(payload) == "CONFLICT",
+		unreadable:   string(payload) == "JUNK",
+		cleared:      strings.Contains(string(payload), "CLEAR"),
+		conflicted:   string(payload) == "CONFLICT",
+		lostRemovals: strings.Count(string(payload), "TORN"),
 	}
 }
 
