@@ -130,8 +130,8 @@ const writeBuffer = 64 << 10
 
 func (w *batchWriter) write(parts ...[]byte) error {
 	for _, b := range parts {
-		if len(w.buf)+len(b) > writeBuffer {
-			if err := w.flush(); err != nil {
+		if len(b) >= writeBuffer/2 || len(w.buf)+len(b) > writeBuffer {
+			if err := w.flush(); err != nil { // What was gathered goes first.
 				return err
 			}
 		}
