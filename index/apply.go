@@ -11,16 +11,15 @@ import (
 // store takes one BlockStored in.
 func (s *Stream) store(b *normalize.Batch, i int, a *Applied) {
 	op := &b.Ops[i]
-	if op.Spec == normalize.SpecOther {
-		s.other = true
-		return
-	}
 	g := s.group(op)
 	if g == nil {
 		return
 	}
 	if g.spec == normalize.SpecOther {
-		s.other = true
+		if !s.other {
+			s.other = true
+			s.set.layout++
+		}
 		return
 	}
 	switch op.Form {
@@ -150,7 +149,7 @@ func (s *Stream) isReport(op *normalize.Op, g *group, m *member, p uint8) bool {
 	s.rootsSeen = append(s.rootsSeen, first)
 	for _, e := range op.Hashes {
 		b, _ := m.resolve(e)
-		if b == noRef || !m.in(m.t.entry(m, m.t.run(b.run())), b, p) || m.former(b, e) {
+		if b == noRef || !m.in(m.entry(b.run()), b, p) || m.former(b, e) {
 			return false
 		}
 	}
@@ -228,14 +227,15 @@ func (pl *placing) place(e zmqwire.EngineHash, l normalize.LocalHash, seq normal
 	shared ref, want int) (block ref, rival bool) {
 	m, t := pl.m, pl.m.t
 	block = t.child(pl.cur, l, seq)
-	if block == noRef {
+	created := block == noRef
+	if created {
 		if block = t.add(m, pl.cur, l, seq, pl.salt, want); block == noRef {
 			return noRef, false
 		}
 	}
 	en := t.join(m, block.run())
 	if en.known&block.bit() == 0 {
-		m.learn(en, block, e, shared)
+		m.learn(en, block, e, shared, created)
 		return block, false
 	}
 	rival = m.residentIn(en, block)
@@ -274,7 +274,7 @@ func (m *member) takeUnplaced(g *group, e zmqwire.EngineHash, block ref) {
 		delete(g.unplaced, key)
 		if p, ok := m.planeOf(tier, g.index, false); ok {
 			r := m.t.run(block.run())
-			m.addCopy(r, m.t.entry(m, r), block, p, n, false)
+			m.addCopy(r, m.entry(block.run()), block, p, n, false)
 		}
 	}
 }
@@ -376,7 +376,7 @@ func (pl *placing) linkOne(o *orphan, parent ref) ref {
 	}
 	r := t.run(b.run())
 	r.stamp = t.tick
-	en := t.entry(m, r)
+	en := m.entry(b.run())
 	for p, n := range o.copies {
 		m.addCopy(r, en, b, p, n, false)
 	}

@@ -37,11 +37,15 @@ func (t *tree) entry(m *member, r *run) *entry {
 
 // join returns m's entry in run id, which it makes where there is none.
 func (t *tree) join(m *member, id uint32) *entry {
+	if id == m.hotRun {
+		return m.hot
+	}
 	r := t.run(id)
 	i, ok := t.find(r, m.slot)
 	if ok {
 		return t.entries.at(r.entries + uint32(i))
 	}
+	m.cool()
 	t.makeRoom(r)
 	es := t.entries.array(r.entries, int(r.nentries)+1)
 	copy(es[i+1:], es[i:])
@@ -78,6 +82,7 @@ func (t *tree) leave(m *member, id uint32) {
 	if !ok {
 		return
 	}
+	m.cool()
 	es := t.all(r)
 	t.freePlanes(es[i].planes)
 	m.dropRun(t, es[i].pos)

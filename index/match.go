@@ -7,48 +7,48 @@ import (
 	"github.com/kvindexd/kvindexd/normalize"
 )
 
-// Match answers for each of the streams: rows[i] for streams[i], all of them at
-// one moment. A stream with blocks of several shapes answers from the tree in
-// which it holds most. It allocates nothing in the steady state.
-//
-// q.Of and rows must be as long as streams.
-func (x *Set) Match(q *Query, streams []*Stream, rows []Row) {
+// Match answers for each of the roster's streams, all at one moment: rows[i] is
+// stream i's. A stream with blocks of several shapes answers from the tree in
+// which it holds most. rows must be as long as the roster. It allocates nothing
+// in the steady state.
+func (r *Roster) Match(q *Query, rows []Row) {
 	w := walks.Get().(*walk)
 	defer walks.Put(w)
-	w.reset()
 	clear(rows)
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	r.set.mu.RLock()
+	defer r.set.mu.RUnlock()
+	w.start(q, r.current(), r, rows)
 	for v := range q.Views {
 		view := &q.Views[v]
 		for c := range view.Chains {
-			chain := &view.Chains[c]
-			if t := x.findTree(chain.Shape); t != nil {
-				w.tree(t, v, chain, q.Of, streams, rows)
-			}
+			w.tree(v, &view.Chains[c], view.Limits[c])
 		}
 	}
-	for i, s := range streams {
-		w.usable(q, s, viewOf(q.Of, i), &rows[i])
+	for _, i := range w.plan.special {
+		w.usable(r.streams[i], r.view(i), &rows[i])
 	}
+	w.end()
 }
 
-func viewOf(of []int, i int) int {
-	if of == nil {
-		return 0
-	}
-	return of[i]
+// Match is Roster.Match for streams that are asked once: rows[i] is
+// streams[i]'s, whose view is q.Of[i].
+func (x *Set) Match(q *Query, streams []*Stream, rows []Row) {
+	x.NewRoster(streams, q.Of).Match(q, rows)
 }
 
 // walk is the scratch of one query.
 type walk struct {
+	q      *Query
+	plan   *plan
+	roster *Roster
+	rows   []Row
+
 	steps []step // all paths, one after the other
 	paths []path
 
-	rowOf  []int32  // by slot: the row asked for, -1 for none
 	active []uint64 // by slot: the streams that hold everything so far
 	stayed []uint64
-	hosts  []int32 // rows of the streams with blocks on other tiers
+	cap    int // what of the prompt can be used at most, in whole blocks
 }
 
 // A step is one run on a query's path: its first m blocks match the query's
@@ -67,80 +67,49 @@ type path struct {
 
 var walks = sync.Pool{New: func() any { return new(walk) }}
 
-func (w *walk) reset() { w.steps, w.paths = w.steps[:0], w.paths[:0] }
+func (w *walk) start(q *Query, p *plan, r *Roster, rows []Row) {
+	w.q, w.plan, w.roster, w.rows = q, p, r, rows
+	w.steps, w.paths = w.steps[:0], w.paths[:0]
+}
 
-// tree walks one chain through one tree and credits the streams of the view.
-func (w *walk) tree(t *tree, view int, chain *normalize.Chain, of []int, streams []*Stream, rows []Row) {
-	if !w.enlist(t, view, of, streams) {
+// end lets go of what the query brought.
+func (w *walk) end() { w.q, w.plan, w.roster, w.rows = nil, nil, nil, nil }
+
+// tree walks one chain through its tree and credits the streams of the view.
+func (w *walk) tree(view int, chain *normalize.Chain, limit int) {
+	pt := w.plan.tree(chain.Shape)
+	if pt == nil || view >= len(pt.views) || len(pt.views[view].active) == 0 {
 		return
 	}
+	pv := &pt.views[view]
+	t := pt.t
+	w.active = append(w.active[:0], pv.active...)
+	w.stayed = append(w.stayed[:0], pv.active...)
+	bs := int(t.shape.BlockSize)
+	w.cap = max(0, min(w.q.PromptTokens-1, limit)) / bs * bs
+
 	p := path{t: t, view: view, from: len(w.steps)}
 	w.follow(t, chain.Seqs, chain.Locals)
 	p.to = len(w.steps)
 	w.paths = append(w.paths, p)
-	bs := int(t.shape.BlockSize)
+	steps := w.steps[p.from:p.to]
+	w.creditAll(pt, steps, bs)
+	for _, i := range pv.tiered {
+		w.creditTiers(t, w.roster.streams[i].member(t), steps, &w.rows[i])
+	}
+}
+
+// creditAll credits every active stream with its run along the path.
+func (w *walk) creditAll(pt *planTree, steps []step, bs int) {
 	end := int32(0)
-	for _, st := range w.steps[p.from:p.to] {
-		if !w.credit(t, st, bs, rows) {
-			end = -1
-			break
+	for _, st := range steps {
+		if !w.credit(pt, st, bs) {
+			return
 		}
 		end = st.base + st.m
 	}
-	if end > 0 {
-		w.creditRest(int(end)*bs, t.shape, rows)
-	}
-	for _, i := range w.hosts {
-		w.creditTiers(t, streams[i].member(t), w.steps[p.from:p.to], &rows[i])
-	}
-	w.dismiss(t, view, of, streams)
-}
-
-// enlist makes the view's streams active; false if none has a part in the tree.
-func (w *walk) enlist(t *tree, view int, of []int, streams []*Stream) bool {
-	slots := len(t.members)
-	words := (slots + 63) / 64
-	if cap(w.rowOf) < slots {
-		w.rowOf = make([]int32, slots)
-		for i := range w.rowOf {
-			w.rowOf[i] = -1
-		}
-	}
-	w.rowOf = w.rowOf[:cap(w.rowOf)]
-	if cap(w.active) < words {
-		w.active, w.stayed = make([]uint64, words), make([]uint64, words)
-	}
-	w.active, w.stayed = w.active[:words], w.stayed[:words]
-	clear(w.active)
-	w.hosts = w.hosts[:0]
-	any := false
-	for i, s := range streams {
-		if viewOf(of, i) != view || s == nil {
-			continue
-		}
-		m := s.member(t)
-		if m == nil {
-			continue
-		}
-		any = true
-		w.rowOf[m.slot] = int32(i)
-		w.active[m.slot/64] |= 1 << (m.slot % 64)
-		if m.tiers[normalize.Host]|m.tiers[normalize.Disk]|m.tiers[normalize.External] != 0 {
-			w.hosts = append(w.hosts, int32(i))
-		}
-	}
-	return any
-}
-
-// dismiss leaves rowOf as it was found.
-func (w *walk) dismiss(t *tree, view int, of []int, streams []*Stream) {
-	for i, s := range streams {
-		if viewOf(of, i) == view && s != nil {
-			if m := s.member(t); m != nil {
-				w.rowOf[m.slot] = -1
-			}
-		}
-	}
+	clear(w.stayed)
+	w.dropRest(pt, int(end)*bs)
 }
 
 // follow appends the chain's path. Where a run's last sequence hash equals the
@@ -159,24 +128,6 @@ func (w *walk) follow(t *tree, seqs []normalize.SequenceHash, locals []normalize
 		i += m
 		cur = makeRef(id, m-1)
 	}
-}
-
-// runAfter returns the run that hangs at cur and begins with seq, 0 for none.
-func (t *tree) runAfter(cur ref, seq normalize.SequenceHash) uint32 {
-	if cur != noRef {
-		r := t.run(cur.run())
-		if r.forks&cur.bit() == 0 {
-			return 0
-		}
-		if cur.off() == int(r.n)-1 && r.next != 0 && t.run(r.next).first == seq {
-			return r.next
-		}
-	}
-	id := t.children.get(uint64(seq))
-	if id == 0 || t.run(id).parent != cur {
-		return 0
-	}
-	return id
 }
 
 // matched returns how many blocks of r are the query's: seqs are the query's
@@ -211,29 +162,13 @@ func matchedBySequence(first normalize.SequenceHash, mine []uint64, seqs []norma
 
 // credit drops the streams that do not hold all of the step and credits them
 // with what they hold up to there; false once no stream is left.
-func (w *walk) credit(t *tree, st step, bs int, rows []Row) bool {
-	r := t.run(st.run)
+func (w *walk) credit(pt *planTree, st step, bs int) bool {
+	r := pt.t.run(st.run)
 	clear(w.stayed)
-	want := lowBits(int(st.m))
 	if r.wide != 0 {
-		for i, word := range t.words.array(r.wide, min(1<<r.wideClass, len(w.active))) {
-			w.stayed[i] = w.active[i] & word
-		}
-		w.creditLeft(t, r, st, bs, want, rows)
+		w.creditWide(pt, r, st, bs)
 	} else {
-		for i := range t.all(r) {
-			e := t.entries.at(r.entries + uint32(i))
-			if w.active[e.slot/64]>>(e.slot%64)&1 == 0 {
-				continue
-			}
-			if e.held&want == want {
-				w.stayed[e.slot/64] |= 1 << (e.slot % 64)
-			} else if k := bits.TrailingZeros64(^e.held); k > 0 {
-				w.raise(e.slot, (int(st.base)+k)*bs, t.shape, rows)
-				w.active[e.slot/64] &^= 1 << (e.slot % 64)
-			}
-		}
-		w.dropRest(int(st.base)*bs, t.shape, rows)
+		w.creditFew(pt, r, st, bs)
 	}
 	left := uint64(0)
 	for i := range w.active {
@@ -243,9 +178,33 @@ func (w *walk) credit(t *tree, st step, bs int, rows []Row) bool {
 	return left != 0
 }
 
-// creditLeft looks one by one at the active streams that the run's bitset does
-// not vouch for.
-func (w *walk) creditLeft(t *tree, r *run, st step, bs int, want uint64, rows []Row) {
+// creditFew goes through the run's entries.
+func (w *walk) creditFew(pt *planTree, r *run, st step, bs int) {
+	want := lowBits(int(st.m))
+	for i := range pt.t.all(r) {
+		e := pt.t.entries.at(r.entries + uint32(i))
+		word, bit := e.slot/64, uint64(1)<<(e.slot%64)
+		if int(word) >= len(w.active) || w.active[word]&bit == 0 {
+			continue
+		}
+		if e.held&want == want {
+			w.stayed[word] |= bit
+		} else if k := bits.TrailingZeros64(^e.held); k > 0 {
+			w.raise(pt, e.slot, (int(st.base)+k)*bs)
+			w.active[word] &^= bit
+		}
+	}
+	w.dropRest(pt, int(st.base)*bs)
+}
+
+// creditWide keeps the streams that the run's bitset vouches for, and looks at
+// the others one by one.
+func (w *walk) creditWide(pt *planTree, r *run, st step, bs int) {
+	t := pt.t
+	want := lowBits(int(st.m))
+	for i, word := range t.words.array(r.wide, min(1<<r.wideClass, len(w.active))) {
+		w.stayed[i] = w.active[i] & word
+	}
 	for i := range w.active {
 		for left := w.active[i] &^ w.stayed[i]; left != 0; left &= left - 1 {
 			slot := uint32(i*64 + bits.TrailingZeros64(left))
@@ -258,35 +217,28 @@ func (w *walk) creditLeft(t *tree, r *run, st step, bs int, want uint64, rows []
 				}
 				k = bits.TrailingZeros64(^held)
 			}
-			w.raise(slot, (int(st.base)+k)*bs, t.shape, rows)
+			w.raise(pt, slot, (int(st.base)+k)*bs)
 		}
 	}
 }
 
 // dropRest credits the active streams that did not stay with tokens.
-func (w *walk) dropRest(tokens int, shape normalize.Shape, rows []Row) {
+func (w *walk) dropRest(pt *planTree, tokens int) {
 	if tokens == 0 {
 		return
 	}
 	for i := range w.active {
 		for left := w.active[i] &^ w.stayed[i]; left != 0; left &= left - 1 {
-			w.raise(uint32(i*64+bits.TrailingZeros64(left)), tokens, shape, rows)
+			w.raise(pt, uint32(i*64+bits.TrailingZeros64(left)), tokens)
 		}
 	}
 }
 
-// creditRest credits the streams that are still active with tokens.
-func (w *walk) creditRest(tokens int, shape normalize.Shape, rows []Row) {
-	clear(w.stayed)
-	w.dropRest(tokens, shape, rows)
-}
-
 // raise gives the row of a slot tokens on the device, if that is more than
 // another tree gave it.
-func (w *walk) raise(slot uint32, tokens int, shape normalize.Shape, rows []Row) {
-	row := &rows[w.rowOf[slot]]
-	if tokens > row.Device {
-		*row = Row{Shape: shape, Device: tokens, Host: tokens, Disk: tokens}
+func (w *walk) raise(pt *planTree, slot uint32, tokens int) {
+	if row := &w.rows[pt.rowOf[slot]]; tokens > row.Device {
+		*row = Row{Shape: pt.t.shape, Device: tokens, Host: tokens, Disk: tokens, Usable: min(tokens, w.cap)}
 	}
 }
 
@@ -296,7 +248,7 @@ func (w *walk) creditTiers(t *tree, m *member, steps []step, row *Row) {
 	bs := int(t.shape.BlockSize)
 	here := Row{Shape: t.shape}
 	if row.Shape == t.shape {
-		here.Device = row.Device
+		here.Device, here.Usable = row.Device, row.Usable
 	}
 	device := here.Device / bs
 	host := m.extend(steps, device, func(e *entry) uint64 { return e.held | m.tierBits(e, normalize.Host) })

@@ -13,15 +13,22 @@ import (
 // one's entries out afterwards, a few runs at a time: nobody asks for its slot
 // any more. Guarded by the Set's lock.
 type member struct {
-	t    *tree
-	slot uint32
-	runs []uint32 // the runs with an entry of this member; entry.pos points back
+	owner *Set
+	t     *tree
+	slot  uint32
+	runs  []uint32 // the runs with an entry of this member; entry.pos points back
 
 	// own has the handles of the entries that are own: where the stream's
 	// engine hashes differ from what tree.handles has. ownByHabit: they do
 	// mostly, so new entries begin that way.
 	own        table
 	ownByHabit bool
+
+	// hot is the entry last used, in run hotRun: consecutive blocks mostly
+	// share it. Valid within one batch, until an entry of the member comes or
+	// goes.
+	hot    *entry
+	hotRun uint32
 
 	planes  []plane
 	tiers   [normalize.NoTier]tierPlanes
@@ -68,7 +75,7 @@ type dormantBlock struct {
 
 // dormantMax bounds how many handles of blocks that are gone a stream keeps in
 // one tree. vLLM names a parent that is gone only within a few batches.
-const dormantMax = 4096
+const dormantMax = 1024
 
 func (m *member) bytes() int64 {
 	n := int64(cap(m.runs))*4 + m.own.bytes() + int64(cap(m.dormant))*int64(unsafe.Sizeof(dormantBlock{})) +
@@ -82,17 +89,50 @@ func (m *member) bytes() int64 {
 // resolve returns the block that the stream means by e, noRef if it never
 // announced it or it was forgotten; and what tree.handles says of e.
 func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
-	if b := m.own.get(uint64(e)); b != 0 {
+	if b := m.own.lookup(uint64(e)); b != 0 {
 		return ref(b), noRef
 	}
-	shared = ref(m.t.handles.get(uint64(e)))
+	shared = ref(m.t.handles.lookup(uint64(e)))
 	if shared == noRef {
 		return noRef, noRef
 	}
-	if en := m.t.entry(m, m.t.run(shared.run())); en != nil && !en.own && en.known&shared.bit() != 0 {
+	if en := m.entry(shared.run()); en != nil && !en.own && en.known&shared.bit() != 0 {
 		return shared, shared
 	}
 	return noRef, shared
+}
+
+// entry returns the member's entry in run id, nil if it has none.
+func (m *member) entry(id uint32) *entry {
+	if id == m.hotRun {
+		return m.hot
+	}
+	en := m.t.entry(m, m.t.run(id))
+	if en != nil {
+		m.hot, m.hotRun = en, id
+	}
+	return en
+}
+
+// cool forgets the hot entry.
+func (m *member) cool() { m.hot, m.hotRun = nil, 0 }
+
+// calls says whether e is the stream's handle of a block that it knows.
+func (m *member) calls(en *entry, b ref, e zmqwire.EngineHash) bool {
+	if en.own {
+		return m.own.get(uint64(e)) == uint32(b)
+	}
+	return *m.t.engine(m.t.run(b.run()), b.off()) == uint64(e)
+}
+
+// touch loads what e leads to, see table.touch.
+func (m *member) touch(e zmqwire.EngineHash) uint32 {
+	if m.own.n > 0 {
+		if b := m.own.touch(uint64(e)); b != 0 {
+			return b
+		}
+	}
+	return m.t.handles.touch(uint64(e))
 }
 
 // bind makes e the stream's handle of block b, which the stream did not know.
@@ -122,9 +162,14 @@ func (m *member) disown(en *entry, id uint32) {
 	m.ownByHabit = true
 }
 
-// learn notes that the stream announced block b as e.
-func (m *member) learn(en *entry, b ref, e zmqwire.EngineHash, shared ref) {
-	m.bind(en, b, e, shared)
+// learn notes that the stream announced block b as e. created: nobody knew the
+// block before.
+func (m *member) learn(en *entry, b ref, e zmqwire.EngineHash, shared ref, created bool) {
+	if created && !en.own && shared == noRef {
+		m.t.share(b, e)
+	} else {
+		m.bind(en, b, e, shared)
+	}
 	en.known |= b.bit()
 	m.known++
 	m.t.memberships++
@@ -144,7 +189,7 @@ func (m *member) forget(b ref, e zmqwire.EngineHash) {
 // already.
 func (m *member) unlearn(b ref) {
 	r := m.t.run(b.run())
-	en := m.t.entry(m, r)
+	en := m.entry(b.run())
 	en.known &^= b.bit()
 	m.known--
 	m.t.memberships--
@@ -177,7 +222,7 @@ func (m *member) sweepDoomed() {
 	doomed := m.doomed
 	m.doomed = nil
 	for b := range doomed {
-		if en := m.t.entry(m, m.t.run(b.run())); m.residentIn(en, b) {
+		if m.residentIn(m.entry(b.run()), b) {
 			delete(doomed, b)
 		}
 	}
@@ -218,6 +263,7 @@ func (m *member) planeOf(tier normalize.Tier, group int32, full bool) (uint8, bo
 	if len(m.planes) == maxPlanes {
 		return 0, false
 	}
+	m.owner.layout++
 	p := uint8(len(m.planes))
 	m.planes = append(m.planes, plane{tier: tier, group: group, full: full})
 	if full {
@@ -351,8 +397,7 @@ func (m *member) in(en *entry, b ref, p uint8) bool {
 // be a report of a copy that is counted already, so it counts as the second at
 // most.
 func (m *member) store(b ref, e zmqwire.EngineHash, p uint8, doubtful bool) (rival bool) {
-	r := m.t.run(b.run())
-	en := m.t.entry(m, r)
+	r, en := m.t.run(b.run()), m.entry(b.run())
 	if m.rivals != nil {
 		rival = m.prefer(r, en, b, e)
 	}
@@ -388,8 +433,7 @@ func (m *member) remove(b ref, e zmqwire.EngineHash, p uint8, left int64) bool {
 	if m.rivals != nil && m.removeFormer(b, e, p, left) {
 		return true
 	}
-	r := m.t.run(b.run())
-	en := m.t.entry(m, r)
+	r, en := m.t.run(b.run()), m.entry(b.run())
 	if !m.in(en, b, p) {
 		return false
 	}
@@ -446,12 +490,11 @@ func (m *member) wakeOrForget(d dormantBlock) {
 	if m.t.runs.mem[uint32(d.block.run())>>slabBits] == nil {
 		return
 	}
-	r := m.t.run(d.block.run())
-	en := m.t.entry(m, r)
+	en := m.entry(d.block.run())
 	if en == nil || en.known&d.block.bit() == 0 || m.residentIn(en, d.block) {
 		return
 	}
-	if got, _ := m.resolve(d.engine); got != d.block {
+	if !m.calls(en, d.block, d.engine) {
 		return
 	}
 	if _, ok := m.doomed[d.block]; ok {

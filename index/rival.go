@@ -90,7 +90,7 @@ func (m *member) holdsAs(b ref, e zmqwire.EngineHash) bool {
 	if m.former(b, e) {
 		return len(m.rivals[b].find(e).copies) > 0
 	}
-	return m.residentIn(m.t.entry(m, m.t.run(b.run())), b)
+	return m.residentIn(m.entry(b.run()), b)
 }
 
 // find returns e's record: one of that name, else the unnamed one takes it.
@@ -146,7 +146,5 @@ func (m *member) forgetRivals(b ref) bool {
 }
 
 func (m *member) dropOwn(b ref, e zmqwire.EngineHash) {
-	if m.own.get(uint64(e)) == uint32(b) {
-		m.own.del(uint64(e))
-	}
+	m.own.delIf(uint64(e), uint32(b))
 }

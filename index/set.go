@@ -17,6 +17,7 @@ type Set struct {
 	trees   []*tree
 	streams int
 	trimmed int64
+	layout  uint64 // changes with which stream stands where, and how
 
 	shapes atomic.Pointer[[]normalize.Shape] // of trees, for who does not lock
 }
@@ -56,6 +57,7 @@ func (x *Set) tree(s normalize.Shape) *tree {
 	t := &tree{shape: s}
 	x.trees = append(x.trees, t)
 	x.publishShapes()
+	x.layout++
 	return t
 }
 
@@ -74,6 +76,7 @@ func (x *Set) dropEmpty() {
 	x.trees = slices.DeleteFunc(x.trees, func(t *tree) bool { return t.nmembers == 0 })
 	if len(x.trees) != n {
 		x.publishShapes()
+		x.layout++
 	}
 }
 
@@ -86,8 +89,9 @@ func (x *Set) publishShapes() {
 }
 
 // enter gives a new member of t a slot.
-func (t *tree) enter() *member {
-	m := &member{t: t}
+func (t *tree) enter(x *Set) *member {
+	x.layout++
+	m := &member{t: t, owner: x}
 	if n := len(t.freeSlots); n > 0 {
 		m.slot, t.freeSlots = t.freeSlots[n-1], t.freeSlots[:n-1]
 		t.members[m.slot] = m

@@ -27,6 +27,7 @@ type Stream struct {
 	locals    []normalize.LocalHash
 	localsEnd []int
 	rootsSeen []zmqwire.EngineHash // first hashes of this batch's root stores
+	touched   uint32               // keeps touch's loads alive
 	inARow    int                  // content conflicts since the last store without one
 
 	stats streamCounters
@@ -114,14 +115,40 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 		return a
 	}
 	s.rootsSeen = s.rootsSeen[:0]
+	s.touched += s.touch(b)
 	for i := range b.Ops {
 		s.apply(b, i, &a)
 	}
-	s.bound(time.Now())
+	s.bound()
 	s.publish(&a)
 	x.mu.Unlock()
 	s.finish()
 	return a
+}
+
+// touch loads what the batch's handles lead to, and those of the blocks that its
+// removals will make the index forget: their cache misses overlap here, where
+// each op would wait for its own.
+func (s *Stream) touch(b *normalize.Batch) (sum uint32) {
+	for _, m := range s.members {
+		m.cool()
+		removals := 0
+		for i := range b.Ops {
+			op := &b.Ops[i]
+			for _, e := range op.Hashes {
+				sum += m.touch(e)
+			}
+			if op.Kind == normalize.OpRemove {
+				removals += len(op.Hashes)
+			}
+		}
+		if len(m.dormant) == dormantMax {
+			for i := 0; i < min(removals, dormantMax); i++ {
+				sum += m.touch(m.dormant[(m.dormantNext+i)%dormantMax].engine)
+			}
+		}
+	}
+	return sum
 }
 
 // hash computes the batch's local hashes before the lock is taken, as if no
@@ -205,6 +232,7 @@ func (s *Stream) retire() {
 	}
 	s.retired = append(s.retired, s.members...)
 	s.members = nil
+	s.set.layout++
 	for i := range s.groups {
 		s.groups[i].shapes, s.groups[i].unplaced = nil, nil
 	}
@@ -220,10 +248,10 @@ func (s *Stream) finish() {
 }
 
 // bound drops the orphans that are too many or too old.
-func (s *Stream) bound(now time.Time) {
+func (s *Stream) bound() {
 	for _, m := range s.members {
 		if m.orphans.len() > 0 {
-			m.orphans.bound(s.set.options.MaxOrphans, now)
+			m.orphans.bound(s.set.options.MaxOrphans, time.Now())
 		}
 	}
 }
@@ -239,13 +267,27 @@ func (s *Stream) publish(a *Applied) {
 		orphans += int64(m.orphans.len())
 	}
 	for i, n := range resident {
-		s.stats.resident[i].Store(n)
+		setCounter(&s.stats.resident[i], n)
 	}
-	s.stats.orphans.Store(orphans)
-	s.stats.conflicts.Add(int64(a.Conflicts))
-	s.stats.contentConfl.Add(int64(a.ContentConflicts))
-	s.stats.stored.Add(int64(a.Stored))
-	s.stats.removed.Add(int64(a.Removed))
+	setCounter(&s.stats.orphans, orphans)
+	addCounter(&s.stats.conflicts, a.Conflicts)
+	addCounter(&s.stats.contentConfl, a.ContentConflicts)
+	addCounter(&s.stats.stored, a.Stored)
+	addCounter(&s.stats.removed, a.Removed)
+}
+
+// setCounter and addCounter spare the locked instruction where nothing changes:
+// ten of them are as dear as a block.
+func setCounter(c *atomic.Int64, n int64) {
+	if c.Load() != n {
+		c.Store(n)
+	}
+}
+
+func addCounter(c *atomic.Int64, n int) {
+	if n != 0 {
+		c.Add(int64(n))
+	}
 }
 
 // member returns the stream's part in a tree, nil if it has none.
@@ -272,7 +314,7 @@ func (s *Stream) enter(shape normalize.Shape) *member {
 	if m := s.memberOf(shape); m != nil {
 		return m
 	}
-	m := s.set.tree(shape).enter()
+	m := s.set.tree(shape).enter(s.set)
 	s.members = append(s.members, m)
 	return m
 }
@@ -293,6 +335,7 @@ func (s *Stream) group(op *normalize.Op) *group {
 		if len(s.groups) == maxGroups {
 			return nil
 		}
+		s.set.layout++
 		s.groups = append(s.groups, group{index: index, spec: spec, window: op.Window})
 		return &s.groups[len(s.groups)-1]
 	}
@@ -327,17 +370,8 @@ func (g *group) sees(shape normalize.Shape) {
 	}
 }
 
-// classShapes calls f for the members in which handles of group g may stand:
-// all full-attention groups share theirs, a window group has those of its
-// shapes.
-func (s *Stream) classMembers(g *group, f func(*member) bool) {
-	for _, m := range s.members {
-		if s.inClass(g, m.t.shape) && f(m) {
-			return
-		}
-	}
-}
-
+// inClass says whether handles of group g may stand in the tree of a shape: all
+// full-attention groups share theirs, a window group has those of its shapes.
 func (s *Stream) inClass(g *group, shape normalize.Shape) bool {
 	if g.spec != normalize.SpecFull {
 		return g.has(shape)
@@ -356,26 +390,26 @@ func (g *group) has(shape normalize.Shape) bool {
 
 // locate finds the block that group g means by e.
 func (s *Stream) locate(g *group, e zmqwire.EngineHash) (*member, ref) {
-	var at *member
-	var block ref
-	s.classMembers(g, func(m *member) bool {
-		if b, _ := m.resolve(e); b != noRef {
-			at, block = m, b
+	for _, m := range s.members {
+		if s.inClass(g, m.t.shape) {
+			if b, _ := m.resolve(e); b != noRef {
+				return m, b
+			}
 		}
-		return block != noRef
-	})
-	return at, block
+	}
+	return nil, noRef
 }
 
 // locateOrphan finds the orphan that group g means by e.
 func (s *Stream) locateOrphan(g *group, e zmqwire.EngineHash) (*member, *orphan) {
-	var at *member
-	var found *orphan
-	s.classMembers(g, func(m *member) bool {
-		at, found = m, m.orphans.get(e)
-		return found != nil
-	})
-	return at, found
+	for _, m := range s.members {
+		if s.inClass(g, m.t.shape) {
+			if o := m.orphans.get(e); o != nil {
+				return m, o
+			}
+		}
+	}
+	return nil, nil
 }
 
 func knownBlocks(en *entry) int { return bits.OnesCount64(en.known) }

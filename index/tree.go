@@ -35,7 +35,7 @@ type run struct {
 	forks uint64                 // the blocks at which other runs hang
 
 	parent  ref    // the block before block 0
-	next    uint32 // a run that hangs at the end: the one tried first, 0: none
+	next    uint32 // a run that hangs here: the one tried first, 0: none
 	words   uint32 // array of 2<<class words: local hashes, then engine hashes
 	entries uint32 // array of 1<<entryClass entries, n of them, sorted by slot
 	wide    uint32 // bitset by slot of the streams that hold all n blocks, 0: none kept
@@ -137,22 +137,34 @@ func nextSequence(cur ref, seq normalize.SequenceHash, l normalize.LocalHash) no
 func (t *tree) child(cur ref, l normalize.LocalHash, seq normalize.SequenceHash) ref {
 	if cur != noRef {
 		r := t.run(cur.run())
-		if cur.off()+1 < int(r.n) {
-			if t.local(r, cur.off()+1) == l {
-				return cur + 1
-			}
-		} else if r.next != 0 && t.run(r.next).first == seq {
-			return makeRef(r.next, 0)
+		if cur.off()+1 < int(r.n) && t.local(r, cur.off()+1) == l {
+			return cur + 1
 		}
+	}
+	if id := t.runAfter(cur, seq); id != 0 {
+		return makeRef(id, 0)
+	}
+	return noRef
+}
+
+// runAfter returns the run that hangs at cur and begins with seq, 0 for none.
+func (t *tree) runAfter(cur ref, seq normalize.SequenceHash) uint32 {
+	if cur != noRef {
+		r := t.run(cur.run())
 		if r.forks&cur.bit() == 0 {
-			return noRef
+			return 0
+		}
+		if r.next != 0 {
+			if n := t.run(r.next); n.first == seq && n.parent == cur {
+				return r.next
+			}
 		}
 	}
 	id := t.children.get(uint64(seq))
 	if id == 0 || t.run(id).parent != cur {
-		return noRef
+		return 0
 	}
-	return makeRef(id, 0)
+	return id
 }
 
 // add puts a new block after cur, with room for want more, and returns it. It
@@ -222,9 +234,7 @@ func (t *tree) attach(cur ref, id uint32) {
 		t.forks.put(uint64(cur), max(t.forks.get(uint64(cur)), 1)+1)
 	}
 	p.forks |= cur.bit()
-	if cur.off() == int(p.n)-1 && p.next == 0 {
-		p.next = id
-	}
+	p.next = id // of several that hang here, the newest is asked for most
 }
 
 func (t *tree) detach(cur ref, id uint32) {
@@ -274,7 +284,7 @@ func (t *tree) wanted(r *run) int {
 }
 
 func (t *tree) cutTo(r *run, n int) {
-	r.n, r.last, r.next = uint8(n), 0, 0
+	r.n, r.last = uint8(n), 0
 	if r.class > 1 && n <= 1<<r.class/4 {
 		t.resizeRun(r, classFor(n))
 	}
@@ -303,9 +313,7 @@ func (t *tree) freeRun(id uint32, r *run) uint32 {
 
 // unbind takes the shared handle of block b away, if engine is it.
 func (t *tree) unbind(b ref, engine uint64) {
-	if t.handles.get(engine) == uint32(b) {
-		t.handles.del(engine)
-	}
+	t.handles.delIf(engine, uint32(b))
 }
 
 // bound says whether block b has a shared handle.

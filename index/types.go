@@ -75,7 +75,8 @@ type Query struct {
 	// PromptTokens is the prompt's length.
 	PromptTokens int
 	Views        []QueryView
-	// Of gives, for each stream asked, the view that answers it; nil: all 0.
+	// Of gives, for each stream that Set.Match asks, the view that answers it;
+	// nil: all 0. A Roster knows its own.
 	Of []int
 }
 

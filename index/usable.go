@@ -7,16 +7,13 @@ import "github.com/kvindexd/kvindexd/normalize"
 // last token, in whole blocks; drafting without lookahead hashes gives up the
 // last matched block; with sliding windows the hit ends where every window
 // still stands in the cache.
-func (w *walk) usable(q *Query, s *Stream, view int, row *Row) {
-	if s == nil {
-		return
-	}
+func (w *walk) usable(s *Stream, view int, row *Row) {
+	row.Usable = 0
 	if s.other {
 		row.UsableReason = UnindexedGroup
 		return
 	}
-	u := usable{w: w, s: s, view: view, device: row.Device,
-		bs: s.blockSize(row), top: q.PromptTokens}
+	u := usable{w: w, s: s, view: view, device: row.Device, bs: s.blockSize(row), top: w.q.PromptTokens}
 	if u.bs == 0 {
 		return // it holds nothing, of any size
 	}
@@ -24,8 +21,12 @@ func (w *walk) usable(q *Query, s *Stream, view int, row *Row) {
 	if row.UsableReason = u.kinds(); row.UsableReason != UsableKnown {
 		return
 	}
-	row.Usable = u.hit(max(0, min(q.PromptTokens-1, q.Views[view].limit(row.Shape))))
+	row.Usable = u.hit(max(0, min(w.q.PromptTokens-1, w.q.Views[view].limit(row.Shape))))
 }
+
+// special says whether what is usable of a match depends on more than its
+// length.
+func (s *Stream) special() bool { return s.other || s.config.EagleDrop || s.hybrid() }
 
 // limit is the end of the part identified in blocks of a shape; 0 for a shape
 // that was not asked.
