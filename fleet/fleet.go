@@ -208,7 +208,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	f.ctx = ctx
 	for _, w := range f.workers {
 		if w.admitted() {
-			w.start(ctx)
+			w.start()
 		}
 	}
 	f.mu.Unlock()
@@ -311,11 +311,18 @@ func (c *claims) add(s *statement) error {
 	if o, ok := c.byKey[s.key]; ok {
 		return fmt.Errorf("%w: worker %q (%s) is stated already at %s", ErrConflict, s.spec.ID, s.where, o.where)
 	}
+	own := map[string]int{}
 	for _, r := range s.ranks {
-		if o, ok := c.byPublisher[publisherKey(r)]; ok {
+		k := publisherKey(r)
+		if o, ok := c.byPublisher[k]; ok {
 			return fmt.Errorf("%w: worker %q (%s) rank %d and worker %q (%s) would subscribe to one publisher, %s",
 				ErrConflict, s.spec.ID, s.where, r.rank, o.spec.ID, o.where, r.endpoint)
 		}
+		if o, ok := own[k]; ok && k != "" {
+			return fmt.Errorf("%w: worker %q (%s) ranks %d and %d would subscribe to one publisher, %s",
+				ErrConflict, s.spec.ID, s.where, o, r.rank, r.endpoint)
+		}
+		own[k] = r.rank
 	}
 	c.byKey[s.key] = s
 	for _, r := range s.ranks {
@@ -332,7 +339,7 @@ func (c *claims) add(s *statement) error {
 func (f *Fleet) apply(want []*statement) {
 	keep := map[workerKey]bool{}
 	for _, s := range want {
-		if w := f.workers[s.key]; w != nil && w.sameLife(s) {
+		if w := f.workers[s.key]; w != nil && w.sameLife(s) && w.reshape(s.ranks, time.Now()) {
 			keep[s.key] = true
 			w.touch(s)
 		}
@@ -392,13 +399,16 @@ func (f *Fleet) remove(w *worker) {
 
 // awaitEnd lets the worker's next life wait for the end of this one.
 func (f *Fleet) awaitEnd(w *worker) {
-	if w.done == nil {
+	if len(w.gone) == 0 {
 		return
 	}
-	done := w.done
+	gone, done := w.gone, make(chan struct{})
 	f.closing[w.key] = done
 	f.wg.Go(func() {
-		<-done
+		for _, ended := range gone {
+			<-ended
+		}
+		close(done)
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.closing[w.key] == done {
@@ -417,7 +427,7 @@ func (f *Fleet) admit(s *set) {
 		}
 		f.log.Info("worker admitted", "worker", w.spec.ID, "model", w.spec.Model, "generation", w.generation)
 		if f.ctx != nil {
-			w.start(f.ctx)
+			w.start()
 		}
 	}
 	for _, w := range s.workers {

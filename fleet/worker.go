@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -52,11 +53,13 @@ type worker struct {
 	differs     []string
 	toldDiffers string // as it was last logged
 
-	pubs   []*publisher
-	cancel context.CancelFunc
-	// done is closed when the subscriptions have ended; prev is the done of
-	// the life before.
-	done, prev chan struct{}
+	// pubs are the ranks' publishers; the slice is replaced, never changed.
+	pubs []*publisher
+	runs map[*publisher]run
+	// gone are the ends of ranks that this life no longer has, prev that of the
+	// life before: whoever subscribes waits for them.
+	gone []chan struct{}
+	prev chan struct{}
 
 	// ownerMu guards owners: which publisher feeds a rank.
 	ownerMu sync.Mutex
@@ -149,10 +152,12 @@ func mergeLoras(model, own []LoraSpec) []LoraSpec {
 	return out
 }
 
-// sameLife: nothing that decides about blocks or subscriptions differs.
+// sameLife: nothing that decides about blocks or subscriptions differs, but for
+// ranks that came or went beside one that stays.
 func (s *statement) sameLife(o *statement) bool {
+	stays := func(r rankEndpoint) bool { return slices.Contains(o.ranks, r) }
 	return s.key == o.key && s.view == o.view && s.blockSize == o.blockSize && s.guarded == o.guarded &&
-		slices.Equal(s.ranks, o.ranks) && s.spec.Topic == o.spec.Topic && s.spec.EagleDrop == o.spec.EagleDrop &&
+		slices.ContainsFunc(s.ranks, stays) && s.spec.Topic == o.spec.Topic && s.spec.EagleDrop == o.spec.EagleDrop &&
 		equalPtr(s.spec.RankIndex, o.spec.RankIndex) && reflect.DeepEqual(s.config, o.config)
 }
 
@@ -234,27 +239,89 @@ func (w *worker) control(endpoint string) func(network, address string) error {
 	return w.fleet.o.Allow.Control(endpoint)
 }
 
+// release takes everything from p that it feeds.
+func (w *worker) release(p *publisher) {
+	w.ownerMu.Lock()
+	defer w.ownerMu.Unlock()
+	maps.DeleteFunc(w.owners, func(_ int, o *publisher) bool { return o == p })
+}
+
 // open makes the publishers. They subscribe once the fleet runs.
 func (w *worker) open(now time.Time) error {
-	w.owners = map[int]*publisher{}
-	pubs := make([]*publisher, 0, len(w.ranks))
-	for _, at := range w.ranks {
+	w.owners, w.runs = map[int]*publisher{}, map[*publisher]run{}
+	pubs, err := w.openRanks(w.ranks, now)
+	if err == nil {
+		w.pubs = pubs
+	}
+	return err
+}
+
+// openRanks makes the publishers of these ranks, all or none.
+func (w *worker) openRanks(ranks []rankEndpoint, now time.Time) (pubs []*publisher, err error) {
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, p := range pubs {
+			w.release(p)
+			p.close()
+		}
+	}()
+	pubs = make([]*publisher, 0, len(ranks))
+	for _, at := range ranks {
 		p := newPublisher(w, at, now)
-		w.claim(at.rank, p)
 		pubs = append(pubs, p)
+		if !w.claim(at.rank, p) {
+			return pubs, fmt.Errorf("%w: worker %q: another rank's batches name rank %d", ErrConflict, w.spec.ID, at.rank)
+		}
 		if w.fleet.offline {
 			continue
 		}
-		var err error
 		if p.sub, err = zmqwire.NewSubscriber(p.subscription()); err != nil {
-			for _, q := range pubs {
-				q.close()
-			}
-			return err
+			return pubs, err
 		}
 	}
-	w.pubs = pubs
-	return nil
+	return pubs, nil
+}
+
+// reshape ends the ranks that are no longer stated and begins those that are
+// new; the others go on as they are. It is false, and nothing has changed, where
+// that takes a new life.
+func (w *worker) reshape(ranks []rankEndpoint, now time.Time) bool {
+	if !w.admitted() || slices.Equal(w.ranks, ranks) {
+		return true
+	}
+	var fresh []rankEndpoint
+	for _, at := range ranks {
+		if !slices.ContainsFunc(w.pubs, func(p *publisher) bool { return p.at.rank == at.rank }) {
+			fresh = append(fresh, at)
+		}
+	}
+	var stay, leave []*publisher
+	for _, p := range w.pubs {
+		switch at := slices.IndexFunc(ranks, func(r rankEndpoint) bool { return r.rank == p.at.rank }); {
+		case at < 0:
+			leave = append(leave, p)
+		case ranks[at] != p.at:
+			return false // another publisher in its place
+		default:
+			stay = append(stay, p)
+		}
+	}
+	opened, err := w.openRanks(fresh, now)
+	if err != nil {
+		return false
+	}
+	for _, p := range leave {
+		w.drop(p)
+	}
+	w.pubs = append(stay, opened...)
+	if w.fleet.ctx != nil {
+		for _, p := range opened {
+			w.run(p)
+		}
+	}
+	return true
 }
 
 func (p *publisher) subscription() zmqwire.SubscriberConfig {
@@ -268,35 +335,64 @@ func (p *publisher) subscription() zmqwire.SubscriberConfig {
 // subscriberBuffer is what one of many subscriptions reads through.
 const subscriberBuffer = 32 << 10
 
-// start subscribes, once the life before has let go of the endpoints.
-func (w *worker) start(ctx context.Context) {
-	ctx, w.cancel = context.WithCancel(ctx)
-	w.done = make(chan struct{})
-	pubs, prev, done := w.pubs, w.prev, w.done
+// run is a publisher's subscription: how to end it, and when it has.
+type run struct {
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+// start subscribes: under the fleet's lock, once the fleet runs.
+func (w *worker) start() {
+	for _, p := range w.pubs {
+		w.run(p)
+	}
+}
+
+// run subscribes p, once those before it have let go of the endpoints.
+func (w *worker) run(p *publisher) {
+	ctx, stop := context.WithCancel(w.fleet.ctx)
+	r := run{stop, make(chan struct{})}
+	w.runs[p] = r
+	before := slices.Clone(w.gone)
+	if w.prev != nil {
+		before = append(before, w.prev)
+	}
 	w.fleet.wg.Go(func() {
-		defer close(done)
-		if prev != nil {
-			<-prev
+		defer close(r.ended)
+		for _, ended := range before {
+			<-ended
 		}
-		var wg sync.WaitGroup
-		for _, p := range pubs {
-			wg.Go(func() { p.run(ctx) })
-		}
-		wg.Wait()
-		for _, p := range pubs {
-			p.close()
-		}
+		p.run(ctx)
+		p.close()
 	})
+}
+
+// drop ends p, which leaves the worker's ranks. It waits for nothing.
+func (w *worker) drop(p *publisher) {
+	w.release(p)
+	r, running := w.runs[p]
+	if !running {
+		p.close()
+		return
+	}
+	delete(w.runs, p)
+	r.stop()
+	w.gone = append(slices.DeleteFunc(w.gone, closed), r.ended)
+}
+
+func closed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // stop ends the worker's life. It waits for nothing.
 func (w *worker) stop() {
-	if w.cancel != nil {
-		w.cancel()
-		return
-	}
 	for _, p := range w.pubs {
-		p.close()
+		w.drop(p)
 	}
 }
 
