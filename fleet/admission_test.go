@@ -311,7 +311,7 @@ func TestMetrics(t *testing.T) {
 	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
 	e.store(0, 1)
 	e.remove(0)
-	e.pub.Publish([]byte{0xc1})
+	e.send([]byte{0xc1})
 	eventually(t, func() string {
 		if st := statusOf(f, "w/0"); st.State != Suspect || st.Seq != 3 {
 			return fmt.Sprintf("%+v", st)

@@ -65,156 +65,6 @@ func noLeaks(t testing.TB) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 }
 
-// eventually waits for a condition that nothing signals.
-func eventually(t testing.TB, what func() string) {
-	t.Helper()
-	limit := time.NewTimer(wiretest.Patience)
-	defer limit.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		why := what()
-		if why == "" {
-			return
-		}
-		select {
-		case <-limit.C:
-			t.Fatal(why)
-		case <-tick.C:
-		}
-	}
-}
-
-// engine is a publisher behind two proxies, and the truth of what it holds:
-// single blocks of four tokens.
-type engine struct {
-	t              testing.TB
-	cfg            zmqwire.PublisherConfig
-	pub            *zmqwire.Publisher
-	lib            *wiretest.Process // in place of pub: a libzmq publisher
-	events, replay *wiretest.Proxy
-	rank           int32
-	life           uint32
-	held           map[uint32]bool // by first token
-	known          map[uint32]bool // all that were ever stored
-}
-
-func newEngine(t testing.TB, cfg zmqwire.PublisherConfig) *engine {
-	t.Helper()
-	cfg.Endpoint, cfg.ReplayEndpoint, cfg.Logger = "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", quiet
-	cfg.Linger = time.Millisecond
-	e := &engine{t: t, cfg: cfg, rank: -1, held: map[uint32]bool{}, known: map[uint32]bool{}}
-	e.publish()
-	e.events = wiretest.NewProxy(t, hostOf(e.pub.Addr()))
-	e.replay = wiretest.NewProxy(t, hostOf(e.pub.ReplayAddr()))
-	return e
-}
-
-func hostOf(endpoint string) string { return strings.TrimPrefix(endpoint, "tcp://") }
-
-func (e *engine) publish() {
-	e.t.Helper()
-	p, err := zmqwire.NewPublisher(e.cfg)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.pub = p
-	e.t.Cleanup(func() { _ = p.Close() })
-}
-
-// restart is another process behind the same address, with nothing held.
-func (e *engine) restart() {
-	e.t.Helper()
-	_ = e.pub.Close()
-	e.publish()
-	e.life++
-	clear(e.held)
-	e.events.Retarget(hostOf(e.pub.Addr()))
-	e.replay.Retarget(hostOf(e.pub.ReplayAddr()))
-	e.events.Cut()
-	e.replay.Cut()
-}
-
-func (e *engine) spec(id string) WorkerSpec {
-	return WorkerSpec{ID: id, Model: "m", Endpoint: "tcp://" + e.events.Addr(), ReplayEndpoint: "tcp://" + e.replay.Addr()}
-}
-
-// block is the first token of block n in this life; equal numbers of two lives
-// have equal handles and other content.
-func (e *engine) block(n int) uint32 { return e.life*1_000_000 + uint32(n)*4 + 1 }
-
-func (e *engine) encode(ev ...zmqwire.Event) []byte {
-	e.t.Helper()
-	raw, err := zmqwire.AppendBatch(nil, &zmqwire.Batch{Timestamp: 1.5, Rank: e.rank, Events: ev}, zmqwire.EncodeOptions{Maps: true})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return raw
-}
-
-func (e *engine) storeEvent(n int) zmqwire.Event {
-	b := e.block(n)
-	e.held[b], e.known[b] = true, true
-	return zmqwire.Event{
-		Kind: zmqwire.BlockStored, Hashes: []zmqwire.EngineHash{zmqwire.EngineHash(n + 1)},
-		Tokens: []uint32{b, b + 1, b + 2, b + 3}, BlockSize: 4, Group: zmqwire.NoGroup,
-	}
-}
-
-func (e *engine) send(payload []byte) {
-	if e.lib != nil {
-		e.lib.Ask("pub %x", payload)
-		return
-	}
-	e.pub.Publish(payload)
-}
-
-// store publishes one batch for each block.
-func (e *engine) store(blocks ...int) {
-	for _, n := range blocks {
-		e.send(e.encode(e.storeEvent(n)))
-	}
-}
-
-func (e *engine) removeEvent(n int) zmqwire.Event {
-	delete(e.held, e.block(n))
-	return zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: []zmqwire.EngineHash{zmqwire.EngineHash(n + 1)}, Group: zmqwire.NoGroup}
-}
-
-func (e *engine) remove(blocks ...int) {
-	for _, n := range blocks {
-		e.send(e.encode(e.removeEvent(n)))
-	}
-}
-
-// hide publishes a batch that only a replay can bring.
-func (e *engine) hide(seq uint64, ev zmqwire.Event) { e.pub.Hold(seq, e.encode(ev)) }
-
-// truth waits until the stream is in the state and holds exactly what the engine
-// holds.
-func (e *engine) truth(f *Fleet, stream string, want State) {
-	e.t.Helper()
-	eventually(e.t, func() string {
-		if st := statusOf(f, stream); st.State != want {
-			return fmt.Sprintf("%s is %s, want %s: %+v", stream, st.State, want, st)
-		}
-		return e.differs(f, stream)
-	})
-}
-
-func (e *engine) differs(f *Fleet, stream string) string {
-	for b := range e.known {
-		want := 0
-		if e.held[b] {
-			want = 4
-		}
-		if got := device(e.t, f, "m", stream, b, b+1, b+2, b+3); got != want {
-			return fmt.Sprintf("%s: block %d: %d tokens, want %d (%+v)", stream, b, got, want, statusOf(f, stream))
-		}
-	}
-	return ""
-}
-
 func statusOf(f *Fleet, stream string) Status {
 	for _, p := range f.Sets() {
 		for _, m := range p.Members {
@@ -254,89 +104,6 @@ func TestFollowsAPublisher(t *testing.T) {
 	}
 }
 
-func TestDroppedMessagesComeByReplay(t *testing.T) {
-	noLeaks(t)
-	e := newEngine(t, zmqwire.PublisherConfig{})
-	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
-	e.store(0)
-	e.truth(f, "w/0", Live)
-	e.events.Drop(func(n int, _ [][]byte) bool { return n%3 == 1 })
-	for n := range 60 {
-		e.store(n + 1)
-		if n%4 == 0 {
-			e.remove(n)
-		}
-	}
-	e.truth(f, "w/0", Live)
-	if c := countsOf(f, "w/0"); c.Gaps == 0 || c.Replayed == 0 || c.Lost != 0 {
-		t.Errorf("counts: %+v", c)
-	}
-}
-
-func TestSilenceHidesALostBatch(t *testing.T) {
-	noLeaks(t)
-	e := newEngine(t, zmqwire.PublisherConfig{})
-	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
-	e.store(0)
-	e.truth(f, "w/0", Live)
-	e.hide(1, e.removeEvent(0))
-	e.truth(f, "w/0", Live)
-}
-
-func TestConnectionCut(t *testing.T) {
-	noLeaks(t)
-	e := newEngine(t, zmqwire.PublisherConfig{})
-	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
-	e.store(0)
-	e.truth(f, "w/0", Live)
-	e.events.CutAfter(700) // in the middle of some message, again and again
-	for n := range 30 {
-		e.store(n + 1)
-	}
-	e.events.CutAfter(0)
-	e.events.Cut()
-	e.remove(3)
-	e.truth(f, "w/0", Live)
-	if c := countsOf(f, "w/0"); c.Restarts != 0 || c.Lost != 0 || c.Reconnects == 0 {
-		t.Errorf("counts: %+v", c)
-	}
-}
-
-func TestTwentyRestarts(t *testing.T) {
-	noLeaks(t)
-	e := newEngine(t, zmqwire.PublisherConfig{})
-	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
-	for n := range 20 {
-		for b := range 1 + n%5 {
-			e.store(b)
-		}
-		if n%2 == 0 {
-			e.truth(f, "w/0", Live)
-		}
-		e.restart()
-	}
-	e.store(9)
-	e.truth(f, "w/0", Live)
-}
-
-// TestRestartWhileAway: the new process has come further than the old one, so
-// that its numbers alone look like a gap.
-func TestRestartWhileAway(t *testing.T) {
-	noLeaks(t)
-	e := newEngine(t, zmqwire.PublisherConfig{})
-	f := running(t, Options{Workers: []WorkerSpec{e.spec("w")}})
-	e.store(0, 1)
-	e.truth(f, "w/0", Live)
-	e.events.Refuse(true)
-	e.restart()
-	e.store(5, 6, 7, 8)
-	e.events.Refuse(false)
-	e.truth(f, "w/0", Live)
-	if c := countsOf(f, "w/0"); c.Restarts != 1 {
-		t.Errorf("%d restarts, want 1", c.Restarts)
-	}
-}
-
 func TestSilentReplayEndpoint(t *testing.T) {
 	noLeaks(t)
 	e := newEngine(t, zmqwire.PublisherConfig{})
@@ -344,8 +111,7 @@ func TestSilentReplayEndpoint(t *testing.T) {
 	e.store(0)
 	e.truth(f, "w/0", Live)
 	e.replay.Silence(true)
-	e.hide(1, e.storeEvent(1))
-	e.hide(2, e.storeEvent(2))
+	e.lose(e.encode(e.storeEvent(1)), e.encode(e.storeEvent(2)))
 	e.store(3)
 	eventually(t, func() string {
 		if st := statusOf(f, "w/0"); st.State != Suspect || st.Lost != 2 {
@@ -421,7 +187,7 @@ func TestRanks(t *testing.T) {
 	b.truth(f, "w/1", Live)
 	// Rank 1's publisher begins to speak of a rank that nobody declared.
 	b.rank = 7
-	b.held, b.known = map[uint32]bool{}, map[uint32]bool{}
+	b.held, b.known = map[int]bool{}, map[block]bool{}
 	b.store(4)
 	b.truth(f, "w/7", Live)
 	ms := f.Sets()[0].Members
@@ -429,20 +195,19 @@ func TestRanks(t *testing.T) {
 		t.Errorf("members: %+v", ms)
 	}
 	// One rank's clear is that rank's.
-	a.pub.Publish(a.encode(zmqwire.Event{Kind: zmqwire.AllBlocksCleared}))
-	clear(a.held)
+	a.clear()
 	a.truth(f, "w/0", Live)
 	b.truth(f, "w/7", Live)
 	// A rank that another publisher feeds is not taken over.
 	b.rank = 0
 	b.store(5)
 	eventually(t, func() string {
-		if got := device(t, f, "m", "w/1", b.block(5), b.block(5)+1, b.block(5)+2, b.block(5)+3); got != 4 {
+		if got := device(t, f, "m", "w/1", block{1, 5}.tokens()...); got != 4 {
 			return "the batch of rank 0 did not stay with its own publisher"
 		}
 		return ""
 	})
-	if got := device(t, f, "m", "w/0", b.block(5), b.block(5)+1, b.block(5)+2, b.block(5)+3); got != 0 {
+	if got := device(t, f, "m", "w/0", block{1, 5}.tokens()...); got != 0 {
 		t.Errorf("rank 0 is credited with %d tokens of rank 1", got)
 	}
 }
@@ -462,7 +227,7 @@ func TestRankPorts(t *testing.T) {
 		if err := p.WaitSubscribers(ctx, 1); err != nil {
 			t.Fatal(err)
 		}
-		e := &engine{t: t, pub: p, rank: int32(r), life: uint32(r), held: map[uint32]bool{}, known: map[uint32]bool{}}
+		e := &engine{t: t, kind: own, pub: p, rank: int32(r), life: uint32(r), held: map[int]bool{}, known: map[block]bool{}}
 		e.store(0)
 		e.truth(f, streamName("w", r), Live)
 	}
@@ -507,7 +272,7 @@ func TestBoundEndpoint(t *testing.T) {
 	if err := p.WaitSubscribers(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	e := &engine{t: t, pub: p, rank: -1, held: map[uint32]bool{}, known: map[uint32]bool{}}
+	e := &engine{t: t, kind: own, pub: p, rank: -1, held: map[int]bool{}, known: map[block]bool{}}
 	e.store(0, 1)
 	e.truth(f, "w/0", Live)
 }
@@ -672,7 +437,6 @@ func TestRemovalThatCannotBeRead(t *testing.T) {
 		}
 		return ""
 	})
-	e.send(e.encode(zmqwire.Event{Kind: zmqwire.AllBlocksCleared}))
-	clear(e.held)
+	e.clear()
 	e.truth(f, "w/0", Live)
 }

@@ -36,7 +36,9 @@ type publisher struct {
 	st     *stream
 	ranks  []*rankStream // the declared one first
 	byRank map[int32]*rankStream
-	armed  time.Time // when the control loop wakes by itself
+	// armed is when the control loop wakes by itself, where alarm.
+	armed  time.Time
+	alarm  bool
 	cancel context.CancelFunc
 	warned map[string]bool
 	fault  string // the last contradiction between content and configuration
@@ -172,8 +174,7 @@ func (p *publisher) step(ctx context.Context, wg *sync.WaitGroup) time.Duration 
 		})
 	}
 	p.publish(now)
-	p.armed = p.st.deadline(now)
-	if p.armed.IsZero() {
+	if p.armed, p.alarm = p.st.deadline(); !p.alarm {
 		return -1
 	}
 	return max(p.armed.Sub(now), time.Millisecond)
@@ -185,9 +186,8 @@ func (p *publisher) after(now time.Time) {
 		p.cancel()
 	}
 	p.publish(now)
-	at := p.st.deadline(now)
-	if !at.IsZero() && (p.armed.IsZero() || at.Before(p.armed)) {
-		p.armed = at
+	if at, ok := p.st.deadline(); ok && (!p.alarm || at.Before(p.armed)) {
+		p.armed, p.alarm = at, true
 		select {
 		case p.wake <- struct{}{}:
 		default:

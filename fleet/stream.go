@@ -1,8 +1,10 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -99,6 +101,9 @@ type stream struct {
 	digest uint64
 	recent [16]stamp
 	lost   uint64
+	// ahead are the digests of what replays brought since the connection began
+	// and its live messages have not reached yet: those still come. Ascending.
+	ahead []stamp
 
 	// head is the newest live seq of this incarnation, where hasHead.
 	head    uint64
@@ -145,6 +150,23 @@ type stream struct {
 type stamp struct {
 	seq, digest uint64
 	ok          bool
+}
+
+func (st stamp) compare(seq uint64) int { return cmp.Compare(st.seq, seq) }
+
+// maxAhead bounds stream.ahead: more than three of vLLM's rings. A live message
+// that lags behind a replay by more is taken for another process's.
+const maxAhead = 1 << 15
+
+// passAhead forgets what live messages have reached.
+func (s *stream) passAhead(seq uint64) {
+	n := 0
+	for n < len(s.ahead) && s.ahead[n].seq <= seq {
+		n++
+	}
+	if s.ahead = s.ahead[n:]; len(s.ahead) == 0 {
+		s.ahead = nil
+	}
 }
 
 func newStream(cfg streamConfig, s sink, n *counters, now time.Time) *stream {
@@ -233,7 +255,7 @@ func (s *stream) disconnected(now time.Time, err error) {
 func (s *stream) endLive() {
 	s.epoch++
 	s.pending.drop()
-	s.hasHead = false
+	s.hasHead, s.ahead = false, nil
 	s.attempts, s.notBefore = 0, time.Time{}
 }
 
@@ -249,6 +271,7 @@ func (s *stream) beginFill(now time.Time) {
 func (s *stream) live(now time.Time, seq uint64, payload []byte) {
 	s.quietSince, s.probeWait = now, 0
 	d := xxh3.Hash(payload)
+	defer s.passAhead(seq)
 	switch {
 	case s.backwards(seq, d):
 		s.restart(now, fmt.Sprintf("the live sequence went back from %d to %d", s.newest(), seq))
@@ -278,6 +301,9 @@ func (s *stream) known(seq uint64) (uint64, bool) {
 	}
 	if st := s.recent[seq%uint64(len(s.recent))]; st.ok && st.seq == seq {
 		return st.digest, true
+	}
+	if i, ok := slices.BinarySearchFunc(s.ahead, seq, stamp.compare); ok {
+		return s.ahead[i].digest, true
 	}
 	return 0, false
 }
@@ -504,6 +530,7 @@ func (s *stream) want(now time.Time) (replayRequest, bool) {
 		r.purpose, r.from = toResync, 0
 	case !now.Before(s.probeAt()):
 		r.purpose = toProbe
+		s.ahead = nil // so long a silence: nothing is on its way
 	default:
 		return r, false
 	}
@@ -612,6 +639,7 @@ func (s *stream) fill(now time.Time, seq, digest uint64, payload []byte, skipped
 		return // it waited, and was applied on the way
 	}
 	s.n.replayed.Add(1)
+	s.ahead = append(s.ahead[max(0, len(s.ahead)+1-maxAhead):], stamp{seq, digest, true})
 	s.applyOne(now, seq, digest, payload)
 	s.drain(now)
 	s.settle(now)
@@ -772,12 +800,11 @@ func (s *stream) recheck(now time.Time) {
 	s.show(now, "")
 }
 
-// deadline is when tick or want should be called next; zero: at the next input.
-func (s *stream) deadline(now time.Time) time.Time {
-	var at time.Time
+// deadline is when tick or want should be called next; false: at the next input.
+func (s *stream) deadline() (at time.Time, ok bool) {
 	sooner := func(t time.Time) {
-		if at.IsZero() || t.Before(at) {
-			at = t
+		if !ok || t.Before(at) {
+			at, ok = t, true
 		}
 	}
 	if s.trust == Restored {
@@ -790,21 +817,20 @@ func (s *stream) deadline(now time.Time) time.Time {
 		if s.everUp && !s.forgotten {
 			sooner(s.downSince.Add(s.cfg.ForgetAfter))
 		}
-		return at
+		return at, ok
 	}
 	if s.inflight || !s.cfg.replay || s.liar {
-		return at
+		return at, ok
 	}
-	switch {
-	case s.filling:
+	if s.filling {
 		sooner(s.notBefore)
-	default:
-		if !s.resyncAt.IsZero() {
-			sooner(s.resyncAt)
-		}
-		sooner(s.probeAt())
+		return at, ok
 	}
-	return at
+	if !s.resyncAt.IsZero() {
+		sooner(s.resyncAt)
+	}
+	sooner(s.probeAt())
+	return at, ok
 }
 
 // state is the visible state.

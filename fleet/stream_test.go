@@ -206,8 +206,8 @@ func (d *driver) wait(text string) error {
 	}
 	began, end := d.now, d.now.Add(w)
 	for d.now.Before(end) {
-		at := d.s.deadline(d.now)
-		if at.IsZero() || at.After(end) {
+		at, ok := d.s.deadline()
+		if !ok || at.After(end) {
 			at = end
 		}
 		if at.After(d.now) {
@@ -227,7 +227,11 @@ func (d *driver) wait(text string) error {
 }
 
 func (d *driver) ask() bool {
+	at, due := d.s.deadline()
 	r, ok := d.s.want(d.now)
+	if ok && (!due || at.After(d.now)) {
+		d.did = append(d.did, "BUG: a replay is wanted of which no deadline told")
+	}
 	if ok {
 		d.asked = r
 		d.did = append(d.did, fmt.Sprintf("ask from %d (%s)", r.from, [...]string{"fill", "probe", "resync"}[r.purpose]))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,16 +29,29 @@ func Interpreter(tb testing.TB, modules ...string) string {
 	if python == "" {
 		python = "python3"
 	}
-	out, err := exec.Command(python, "-c", "import "+strings.Join(modules, ",")).CombinedOutput()
-	if err == nil {
+	reason := cannotImport(python, strings.Join(modules, ","))
+	if reason == "" {
 		return python
 	}
-	reason := fmt.Sprintf("%s cannot import %v: %v %s", python, modules, err, lastLine(out))
 	if os.Getenv("KVINDEXD_REQUIRE_PYTHON") == "1" {
 		tb.Fatal(reason)
 	}
 	tb.Skip(reason)
 	return ""
+}
+
+// found remembers what was tried: a test may start many processes.
+var found sync.Map
+
+func cannotImport(python, modules string) string {
+	try, _ := found.LoadOrStore(python+" "+modules, sync.OnceValue(func() string {
+		out, err := exec.Command(python, "-c", "import "+modules).CombinedOutput()
+		if err == nil {
+			return ""
+		}
+		return fmt.Sprintf("%s cannot import %s: %v %s", python, modules, err, lastLine(out))
+	}))
+	return try.(func() string)()
 }
 
 func lastLine(b []byte) string {
