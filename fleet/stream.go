@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
 // sink is what a stream acts on: the index behind one publisher.
@@ -104,6 +106,9 @@ type stream struct {
 	// ahead are the digests of what replays brought since the connection began
 	// and its live messages have not reached yet: those still come. Ascending.
 	ahead []stamp
+	// givenUp are the numbers that were given up since the connection began,
+	// and what lies between them: a live message of one may still come.
+	givenUp zmqwire.SeqRange
 
 	// head is the newest live seq of this incarnation, where hasHead.
 	head    uint64
@@ -255,7 +260,7 @@ func (s *stream) disconnected(now time.Time, err error) {
 func (s *stream) endLive() {
 	s.epoch++
 	s.pending.drop()
-	s.hasHead, s.ahead = false, nil
+	s.hasHead, s.ahead, s.givenUp = false, nil, zmqwire.SeqRange{}
 	s.attempts, s.notBefore = 0, time.Time{}
 }
 
@@ -272,15 +277,17 @@ func (s *stream) live(now time.Time, seq uint64, payload []byte) {
 	s.quietSince, s.probeWait = now, 0
 	d := xxh3.Hash(payload)
 	defer s.passAhead(seq)
+	_, waits := s.pending.get(seq)
 	switch {
 	case s.backwards(seq, d):
 		s.restart(now, fmt.Sprintf("the live sequence went back from %d to %d", s.newest(), seq))
 		s.live(now, seq, payload)
 		return
-	case s.repeated(seq, d):
+	case waits || s.has && seq <= s.last:
 		s.n.duplicates.Add(1)
+		s.heard(seq)
 	default:
-		s.head, s.hasHead = seq, true
+		s.heard(seq)
 		s.admit(now, seq, d, payload)
 	}
 	s.show(now, "")
@@ -308,18 +315,25 @@ func (s *stream) known(seq uint64) (uint64, bool) {
 	return 0, false
 }
 
-// repeated: the very batch is known already.
-func (s *stream) repeated(seq, digest uint64) bool {
-	d, ok := s.known(seq)
-	return ok && d == digest
+// heard notes a live message's number.
+func (s *stream) heard(seq uint64) {
+	if !s.hasHead || seq > s.head {
+		s.head, s.hasHead = seq, true
+	}
 }
 
-// backwards: the seq cannot come from the process that sent the newest one.
+// backwards: the seq cannot come from the process that sent the newest one. A
+// batch that is known may come again, and a replay may have overtaken live
+// messages of the same connection, with their batches or without.
 func (s *stream) backwards(seq, digest uint64) bool {
-	if s.repeated(seq, digest) {
-		return false
+	if d, ok := s.known(seq); ok {
+		return d != digest
 	}
-	return s.has && seq <= s.last || s.hasHead && seq <= s.head
+	if s.hasHead && seq <= s.head {
+		return true
+	}
+	overtaken := s.givenUp.From <= seq && seq < s.givenUp.To
+	return s.has && seq <= s.last && !overtaken
 }
 
 // admit takes a live message that is neither old nor repeated.
@@ -469,6 +483,10 @@ func (s *stream) giveUp(to uint64, why string) {
 		return
 	}
 	s.lose(n)
+	if s.givenUp.To == 0 {
+		s.givenUp.From = s.next()
+	}
+	s.givenUp.To = to
 	if !s.has {
 		s.trust = Partial
 		s.lastErr = fmt.Sprintf("the first %d batches are lost: %s", n, why)
