@@ -46,6 +46,7 @@ type member struct {
 
 	resident [normalize.NoTier]int64
 	known    int64
+	seq      uint64 // the batch under way
 	trimmed  int64
 }
 
@@ -71,6 +72,7 @@ type copyKey struct {
 type dormantBlock struct {
 	block  ref
 	engine zmqwire.EngineHash
+	seq    uint64 // the batch that removed it
 }
 
 // dormantMax bounds how many handles of blocks that are gone a stream keeps in
@@ -473,7 +475,7 @@ func (m *member) setExtra(key copyKey, n int64) {
 
 // sleep keeps the handle of a block that is gone until dormantMax others are.
 func (m *member) sleep(b ref, e zmqwire.EngineHash) {
-	d := dormantBlock{b, e}
+	d := dormantBlock{b, e, m.seq}
 	if len(m.dormant) < dormantMax {
 		m.dormant = append(m.dormant, d)
 		return

@@ -27,6 +27,7 @@ type Stream struct {
 	locals    []normalize.LocalHash
 	localsEnd []int
 	rootsSeen []zmqwire.EngineHash // first hashes of this batch's root stores
+	seq       uint64               // the batch under way
 	touched   uint32               // keeps touch's loads alive
 	inARow    int                  // content conflicts since the last store without one
 
@@ -115,6 +116,7 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 		return a
 	}
 	s.rootsSeen = s.rootsSeen[:0]
+	s.seq = b.Seq
 	s.touched += s.touch(b)
 	for i := range b.Ops {
 		s.apply(b, i, &a)
@@ -132,6 +134,7 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 func (s *Stream) touch(b *normalize.Batch) (sum uint32) {
 	for _, m := range s.members {
 		m.cool()
+		m.seq = b.Seq
 		removals := 0
 		for i := range b.Ops {
 			op := &b.Ops[i]
@@ -315,6 +318,7 @@ func (s *Stream) enter(shape normalize.Shape) *member {
 		return m
 	}
 	m := s.set.tree(shape).enter(s.set)
+	m.seq = s.seq
 	s.members = append(s.members, m)
 	return m
 }

@@ -20,6 +20,9 @@ const saltTag = "dynamo-cache-salt:"
 type Batch struct {
 	Ops   []Op
 	Skips SkipCounts
+	// Seq is the batch's number in its stream. Normalize leaves it alone: it is
+	// the caller's to set, and is only told to people.
+	Seq uint64
 
 	blocks []Content // of ops that are not uniform, borrowed
 	arena  []uint32  // words that no token memory holds as they are hashed
