@@ -396,7 +396,7 @@ func (d *demo) tellCounts(e *demoEngine) error {
 		return err
 	}
 	s := ws[0].Streams[0]
-	d.say("  %-44s %d gap(s), %d batches replayed, %d restart(s), %d lost, %s", e.id+" as the daemon sees it",
+	d.say("  %-44s gaps %d, replayed %d, restarts %d, lost %d, %s", e.id+" as the daemon sees it",
 		s.Counts.Gaps, s.Counts.Replayed, s.Counts.Restarts, s.Status.Lost, s.Status.State)
 	return nil
 }

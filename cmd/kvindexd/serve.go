@@ -219,6 +219,12 @@ func runServe(cmd *cobra.Command, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
+	// A file may be mended while the daemon runs; the command line cannot.
+	for _, p := range f.Problems() {
+		if p.Source == "flags" {
+			return usageError{p.Err}
+		}
+	}
 	ac.Fleet = f
 	server, err := api.NewServer(ac)
 	if err != nil {
