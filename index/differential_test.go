@@ -333,7 +333,7 @@ func (w *world) query(p prompt) *Query {
 		var c normalize.Chain
 		pr.Chain(&c, &proj, normalize.View{}, shape)
 		if w.choose.below(4) == 0 {
-			c.Locals = nil // as a query by sequence hashes
+			normalize.ChainFromSequences(&c, shape, c.Seqs)
 		}
 		view.Chains, view.Limits = append(view.Chains, c), append(view.Limits, proj.Limit)
 	}

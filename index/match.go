@@ -139,7 +139,7 @@ func (t *tree) matched(r *run, seqs []normalize.SequenceHash, locals []normalize
 		return n
 	}
 	mine := t.locals(r)
-	if locals == nil {
+	if len(locals) == 0 {
 		return matchedBySequence(r.first, mine, seqs)
 	}
 	locals = locals[at:]
