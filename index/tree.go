@@ -82,6 +82,8 @@ type tree struct {
 	freeSlots []uint32
 	nmembers  int
 
+	exports []*exportedTree // under way
+
 	tick              uint32
 	nblocks, nruns    int64
 	memberships       int64
@@ -260,6 +262,9 @@ func (t *tree) reap(id uint32) {
 		n := t.wanted(r)
 		if n == int(r.n) {
 			return
+		}
+		for _, e := range t.exports {
+			e.cut(id, n)
 		}
 		for off := n; off < int(r.n); off++ {
 			t.unbind(makeRef(id, off), *t.engine(r, off))

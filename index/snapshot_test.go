@@ -1,0 +1,561 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvindexd/kvindexd/normalize"
+	"github.com/kvindexd/kvindexd/zmqwire"
+)
+
+// exported takes a whole set out.
+func exported(x *Set, streams []*Stream) (chunks [][]byte, orphans []int, err error) {
+	e := x.Export()
+	defer e.Close()
+	for _, s := range streams {
+		t, ok := e.Take(s)
+		if !ok {
+			return nil, nil, errors.New("closed")
+		}
+		orphans = append(orphans, t.Orphans)
+		if err := e.Chunks(func(c []byte) error { chunks = append(chunks, slices.Clone(c)); return nil }); err != nil {
+			return nil, nil, err
+		}
+	}
+	return chunks, orphans, nil
+}
+
+func archived(chunks [][]byte) (*Archive, error) {
+	a := new(Archive)
+	for _, c := range chunks {
+		if err := a.Add(c); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// travel moves the world into another set, by chunks, in any order; the models
+// stay as they are, but for what an export leaves out.
+func (w *world) travel() error {
+	var streams []*Stream
+	for _, s := range w.streams {
+		streams = append(streams, s.stream)
+	}
+	chunks, orphans, err := exported(w.set, streams)
+	if err != nil {
+		return err
+	}
+	a, err := archived(chunks)
+	if err != nil {
+		return err
+	}
+	into := New(Options{})
+	arrived := make([]*Stream, len(streams))
+	for _, i := range w.order(len(streams)) {
+		arrived[i] = into.NewStream(w.streams[i].stream.config)
+		if err := a.Import(i, arrived[i]); err != nil {
+			return fmt.Errorf("stream %d: %w", i, err)
+		}
+		if got, want := arrived[i].Stats().Resident, streams[i].Stats().Resident; got != want {
+			return fmt.Errorf("stream %d: %v blocks resident of %v", i, got, want)
+		}
+		if err := into.check(); err != nil {
+			return fmt.Errorf("after stream %d: %w", i, err)
+		}
+	}
+	for i, s := range w.streams {
+		s.stream = arrived[i]
+		if orphans[i] > 0 {
+			s.model.forgetOrphans()
+		}
+	}
+	if got, want := into.Stats(), w.set.Stats(); got.Memberships != want.Memberships {
+		return fmt.Errorf("%d memberships of %d", got.Memberships, want.Memberships)
+	}
+	w.set = into
+	w.last = "the journey"
+	return nil
+}
+
+// forgetOrphans drops what waits for its parent: an export leaves it out.
+// Window blocks that wait for nothing but to be placed stay.
+func (m *model) forgetOrphans() {
+	for k, n := range m.nodes {
+		if n.content == "" || n.chain != "" {
+			continue
+		}
+		delete(m.nodes, k)
+		for p, c := range n.copies {
+			if g := m.groups[p.group]; g != nil && g.window && c > 0 {
+				m.node(k.shape, k.engine, nil).copies[p] = c
+			}
+		}
+	}
+}
+
+func (w *world) order(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		k := w.choose.below(i + 1)
+		out[i], out[k] = out[k], i
+	}
+	return out
+}
+
+// TestTravel: a set that was exported and imported again answers as the model
+// does, then and after more of its history.
+func TestTravel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(drawn{t})
+		for n := rapid.IntRange(1, 60).Draw(t, "steps"); n > 0; n-- {
+			w.step()
+			if w.choose.below(8) == 0 {
+				if err := w.travel(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := w.check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func TestTravelLong(t *testing.T) {
+	want := 50_000
+	if os.Getenv("KVINDEXD_LONG") == "1" {
+		want = 200_000
+	}
+	ops := 0
+	for seed := uint64(1); ops < want; seed++ {
+		w := newWorld(seeded{rand.New(rand.NewPCG(seed, 11))})
+		for n := 0; n < 300; n++ {
+			w.step()
+			if w.choose.below(30) == 0 {
+				if err := w.travel(); err != nil {
+					t.Fatalf("seed %d, step %d: %v", seed, n, err)
+				}
+			}
+			if err := w.check(); err != nil {
+				t.Fatalf("seed %d, step %d: %v", seed, n, err)
+			}
+		}
+		ops += w.ops
+		for _, s := range w.streams {
+			s.stream.Close()
+		}
+		if err := w.set.empty(); err != nil {
+			t.Fatalf("seed %d: after the last stream: %v", seed, err)
+		}
+	}
+	t.Logf("%d operations", ops)
+}
+
+// TestTravelWhileOthersWrite: between the taking of two streams, and within one,
+// the other streams go on; each stream arrives as it was when it was taken.
+func TestTravelWhileOthersWrite(t *testing.T) {
+	for seed := uint64(1); seed <= 60; seed++ {
+		w := newWorld(seeded{rand.New(rand.NewPCG(seed, 13))})
+		for range 100 {
+			w.step()
+		}
+		if err := w.travelSlowly(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+}
+
+// travelSlowly exports each stream as soon as the ones before it have changed.
+func (w *world) travelSlowly() error {
+	e := w.set.Export()
+	defer e.Close()
+	a, into := new(Archive), New(Options{})
+	var arrived []*Stream
+	var wild []bool
+	var models []*model
+	for i := range w.streams {
+		s := w.streams[i]
+		taken, ok := e.Take(s.stream)
+		if !ok {
+			return errors.New("closed")
+		}
+		// From here on s may change too: what is asked afterwards is its
+		// answers of now.
+		if err := e.Chunks(a.Add); err != nil {
+			return err
+		}
+		arrived = append(arrived, into.NewStream(s.stream.config))
+		if err := a.Import(i, arrived[i]); err != nil {
+			return fmt.Errorf("stream %d: %w", i, err)
+		}
+		if err := into.check(); err != nil {
+			return fmt.Errorf("after stream %d: %w", i, err)
+		}
+		wild = append(wild, s.wild || taken.Orphans > 0)
+		models = append(models, s.model)
+		if err := w.compare(into, arrived[i], models[i], wild[i]); err != nil {
+			return fmt.Errorf("stream %d: %w", i, err)
+		}
+		for range 20 {
+			w.step()
+		}
+	}
+	for _, s := range arrived {
+		s.Close()
+	}
+	return into.empty()
+}
+
+// compare asks one stream of a set about some prompts.
+func (w *world) compare(set *Set, s *Stream, m *model, wild bool) error {
+	old := w.set
+	w.set = set
+	defer func() { w.set = old }()
+	for range 20 {
+		p := w.prompt(16)
+		rows := make([]Row, 1)
+		set.Match(w.query(p), []*Stream{s}, rows)
+		want := m.match(p.tokens, p.lora, p.salt)
+		if wild {
+			want.Disk = m.most(p.tokens, p.lora, p.salt)
+			if rows[0].Disk > want.Disk {
+				return fmt.Errorf("holds of %v: %d, at most %d", p, rows[0].Disk, want.Disk)
+			}
+			continue
+		}
+		if got := rows[0]; got.Device != want.Device || got.Host != want.Host || got.Disk != want.Disk {
+			return fmt.Errorf("holds of %v: %d %d %d, should be %d %d %d", p,
+				got.Device, got.Host, got.Disk, want.Device, want.Host, want.Disk)
+		}
+	}
+	return nil
+}
+
+// TestImportIntoLiveSet: a set that holds other streams' blocks already takes
+// one in, whatever the way its runs are cut there.
+func TestImportIntoLiveSet(t *testing.T) {
+	for seed := uint64(1); seed <= 60; seed++ {
+		w := newWorld(seeded{rand.New(rand.NewPCG(seed, 17))})
+		other := newWorld(seeded{rand.New(rand.NewPCG(seed, 19))})
+		for range 100 {
+			w.step()
+			other.step()
+		}
+		var streams []*Stream
+		for _, s := range w.streams {
+			streams = append(streams, s.stream)
+		}
+		chunks, orphans, err := exported(w.set, streams)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := archived(chunks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range w.streams {
+			in := other.set.NewStream(s.stream.config)
+			if err := a.Import(i, in); err != nil {
+				t.Fatalf("seed %d, stream %d: %v", seed, i, err)
+			}
+			if err := w.compare(other.set, in, s.model, s.wild || orphans[i] > 0); err != nil {
+				t.Fatalf("seed %d, stream %d: %v", seed, i, err)
+			}
+			if i%2 == 0 {
+				in.Close()
+			}
+			other.step()
+			if err := other.check(); err != nil {
+				t.Fatalf("seed %d, stream %d: %v", seed, i, err)
+			}
+			if err := other.set.check(); err != nil {
+				t.Fatalf("seed %d, stream %d: %v", seed, i, err)
+			}
+		}
+	}
+}
+
+func TestImportRefuses(t *testing.T) {
+	w := newWorld(seeded{rand.New(rand.NewPCG(4, 4))})
+	for range 100 {
+		w.step()
+	}
+	var streams []*Stream
+	for _, s := range w.streams {
+		streams = append(streams, s.stream)
+	}
+	chunks, _, err := exported(w.set, streams)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := archived(chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := streams[0].config
+	cfg.EagleDrop = !cfg.EagleDrop
+	set := New(Options{})
+	if err := a.Import(0, set.NewStream(cfg)); !errors.Is(err, ErrSettings) {
+		t.Errorf("other settings: %v", err)
+	}
+	newer := slices.Clone(chunks[0])
+	newer[0] = ChunkVersion + 1
+	if err := new(Archive).Add(newer); !errors.Is(err, ErrChunk) || err.Error() != "unusable index chunk: version 2, this program reads version 1" {
+		t.Errorf("a newer version: %v", err)
+	}
+	a.Drop(0)
+	if err := a.Import(0, set.NewStream(streams[0].config)); err == nil {
+		t.Error("a stream that was dropped came back")
+	}
+}
+
+// TestDamagedChunks: every single byte of an export that is another one gives
+// an error, or a set that is well-formed; and never a panic.
+func TestDamagedChunks(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	w := newWorld(seeded{rng})
+	for range 120 {
+		w.step()
+	}
+	var streams []*Stream
+	for _, s := range w.streams {
+		streams = append(streams, s.stream)
+	}
+	chunks, _, err := exported(w.set, streams)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range chunks {
+		step := 1 + len(chunks[n])/150
+		for at := 0; at < len(chunks[n]); at += step {
+			damaged := slices.Clone(chunks)
+			damaged[n] = slices.Clone(chunks[n])
+			damaged[n][at] ^= 1 << rng.IntN(8)
+			if err := importAll(damaged); err != nil {
+				t.Fatalf("chunk %d, byte %d: %v", n, at, err)
+			}
+			damaged[n] = chunks[n][:at]
+			if err := importAll(damaged); err != nil {
+				t.Fatalf("chunk %d cut at byte %d: %v", n, at, err)
+			}
+		}
+	}
+}
+
+// importAll takes in what can be, and says what is wrong with the set then.
+func importAll(chunks [][]byte) error {
+	a := new(Archive)
+	for _, c := range chunks {
+		if err := a.Add(c); err != nil {
+			if !errors.Is(err, ErrChunk) {
+				return err
+			}
+			break
+		}
+	}
+	set := New(Options{})
+	var all []*Stream
+	for i := range a.Streams() {
+		for _, drop := range []bool{false, true} {
+			s := set.NewStream(StreamConfig{EagleDrop: drop})
+			all = append(all, s)
+			err := a.Import(i, s)
+			if err != nil && !errors.Is(err, ErrChunk) && !errors.Is(err, ErrSettings) {
+				return err
+			}
+			if err := set.check(); err != nil {
+				return fmt.Errorf("stream %d: %w", i, err)
+			}
+			if err != nil && s.Stats().Resident != [normalize.NoTier]int64{} {
+				return fmt.Errorf("stream %d: refused, and holds %v", i, s.Stats().Resident)
+			}
+		}
+	}
+	for _, s := range all {
+		s.Close()
+	}
+	return set.empty()
+}
+
+func FuzzArchive(f *testing.F) {
+	for seed := range uint64(6) {
+		w := newWorld(seeded{rand.New(rand.NewPCG(seed, 23))})
+		for range 12 {
+			w.step()
+		}
+		var streams []*Stream
+		for _, s := range w.streams {
+			streams = append(streams, s.stream)
+		}
+		chunks, _, err := exported(w.set, streams)
+		if err != nil || len(chunks) < 2 {
+			f.Fatal(len(chunks), err)
+		}
+		f.Add(chunks[0], chunks[1])
+	}
+	f.Fuzz(func(t *testing.T, one, two []byte) {
+		if err := importAll([][]byte{one, two}); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestExportKeepsNothing: an export that ended leaves the trees as they were.
+func TestExportKeepsNothing(t *testing.T) {
+	set := New(Options{})
+	s := set.NewStream(StreamConfig{})
+	s.Apply(newLoader().prepare(newChain(1, 100, 0).store(0, 100)))
+	if _, _, err := exported(set, []*Stream{s}); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(set.trees[0].exports); n != 0 {
+		t.Errorf("%d exports left", n)
+	}
+	s.Close()
+	e := set.Export()
+	defer e.Close()
+	if _, ok := e.Take(s); ok {
+		t.Error("took a closed stream")
+	}
+}
+
+// BenchmarkSnapshot: 5 M memberships of 32 streams in chains of 128 blocks, and
+// 20 M with KVINDEXD_LONG=1: what taking and encoding cost of one core, what
+// reading back and importing does, the bytes of a membership before
+// compression, and the longest that one stream's writer and one query wait.
+func BenchmarkSnapshot(b *testing.B) {
+	sizes := []int{5_000_000}
+	if os.Getenv("KVINDEXD_LONG") == "1" {
+		sizes = append(sizes, 20_000_000)
+	}
+	for _, n := range sizes {
+		m := fmt.Sprintf("%dM-", n/1_000_000)
+		b.Run(m+"unique", func(b *testing.B) { benchSnapshot(b, n, false, 1) })
+		b.Run(m+"shared32", func(b *testing.B) { benchSnapshot(b, n, true, 1) })
+		b.Run(m+"shared32same", func(b *testing.B) { benchSnapshot(b, n, true, 0) })
+	}
+}
+
+func benchSnapshot(b *testing.B, memberships int, shared bool, seedStep uint64) {
+	set, all := filledSet(memberships, shared, seedStep)
+	n := float64(set.Stats().Memberships)
+	stop, longest := keepAsking(set, all)
+	time.Sleep(300 * time.Millisecond)
+	close(stop)
+	b.ReportMetric(float64((<-longest).Microseconds()), "idle-longest-query-µs")
+	for b.Loop() {
+		var chunks [][]byte
+		size := 0
+		stop, longest := keepAsking(set, all)
+		runtime.LockOSThread()
+		start, frozen := threadTime(), time.Duration(0)
+		e := set.Export()
+		for _, s := range all {
+			began := threadTime()
+			e.Take(s)
+			frozen = max(frozen, threadTime()-began)
+			e.Chunks(func(c []byte) error {
+				chunks = append(chunks, slices.Clone(c))
+				size += len(c)
+				return nil
+			})
+		}
+		e.Close()
+		b.ReportMetric((threadTime() - start).Seconds(), "export-s")
+		close(stop)
+		b.ReportMetric(float64((<-longest).Microseconds()), "longest-query-µs")
+		b.ReportMetric(float64(frozen.Microseconds()), "longest-freeze-µs")
+		start = threadTime()
+		a, err := archived(chunks)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric((threadTime() - start).Seconds(), "read-s")
+		into := New(Options{})
+		start = threadTime()
+		for i := range all {
+			if err := a.Import(i, into.NewStream(StreamConfig{})); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric((threadTime() - start).Seconds(), "import-s")
+		runtime.UnlockOSThread()
+		b.ReportMetric(float64(size)/n, "B/membership")
+		b.ReportMetric(float64(a.Bytes())/n, "archive-B/membership")
+		if got := into.Stats().Memberships; float64(got) != n {
+			b.Fatalf("%d memberships of %g", got, n)
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+func filledSet(memberships int, shared bool, seedStep uint64) (*Set, []*Stream) {
+	const streams, blocks = 32, 128
+	set, l, batch := New(Options{}), newLoader(), new(normalize.Batch)
+	ch := newChain(0, blocks, 0)
+	var all []*Stream
+	for range streams {
+		all = append(all, set.NewStream(StreamConfig{}))
+	}
+	for c := 0; c < memberships/blocks/streams; c++ {
+		for s, st := range all {
+			id := uint64(c)
+			if !shared {
+				id += uint64(s) << 32
+			}
+			fillChain(ch, id, uint64(s)*seedStep)
+			for from := 0; from < blocks; from += 8 {
+				l.norm.Normalize(batch, &zmqwire.Batch{Events: []zmqwire.Event{ch.store(from, from+8)}})
+				st.Apply(batch)
+			}
+		}
+	}
+	return set, all
+}
+
+// keepAsking asks the set and writes to it until stop is closed, and tells the
+// longest that an answer took, beyond what writing alone makes of it.
+func keepAsking(set *Set, all []*Stream) (stop chan struct{}, longest chan time.Duration) {
+	stop, longest = make(chan struct{}), make(chan time.Duration, 1)
+	q := queryOf(set, newChain(0, 128, 0).tokens)
+	writer := set.NewStream(StreamConfig{})
+	l := newLoader()
+	go func() {
+		defer writer.Close()
+		for n := uint64(0); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+				writer.Apply(l.prepare(newChain(n|1<<60, 8, 0).store(0, 8)))
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}()
+	go func() {
+		rows := make([]Row, len(all))
+		worst := time.Duration(0)
+		for {
+			select {
+			case <-stop:
+				longest <- worst
+				return
+			default:
+				start := time.Now()
+				set.Match(q, all, rows)
+				worst = max(worst, time.Since(start))
+				time.Sleep(200 * time.Microsecond)
+			}
+		}
+	}()
+	return stop, longest
+}
