@@ -45,6 +45,12 @@ func (f *Fleet) addDNS() {
 	}
 }
 
+// dialResolver looks up the names that stand in endpoints, before each dial.
+func (f *Fleet) dialResolver() *net.Resolver {
+	r, _ := f.o.Resolver.(*net.Resolver)
+	return r // nil is the system's
+}
+
 // specs are the services of flags and files.
 func (d *dnsSource) specs() []DNSSpec {
 	out := slices.Clone(d.fleet.o.DNS)

@@ -54,7 +54,8 @@ type Options struct {
 	// never for a worker's later lives.
 	Restore func(key SetKey, worker string, rank int, view normalize.View, into *index.Stream) (Mark, bool)
 
-	// Resolver looks names up; nil is the system's.
+	// Resolver looks names up; nil is the system's. The names in endpoints are
+	// looked up by it if it is a *net.Resolver.
 	Resolver Resolver
 }
 

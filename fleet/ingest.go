@@ -32,6 +32,7 @@ func (p *publisher) apply(now time.Time, payload []byte) outcome {
 		return outcome{unreadable: true}
 	}
 	rs.norm.Normalize(&w.batch, b)
+	w.batch.Seq = p.st.last // the stream has moved there before it calls
 	p.n.skipped(&w.batch.Skips)
 	p.checkBlockSize(&w.batch)
 	a := rs.stream.Apply(&w.batch)

@@ -291,7 +291,7 @@ func (p *publisher) ask(ctx context.Context, r replayRequest) error {
 	cfg := zmqwire.ReplayConfig{
 		Endpoint: p.at.replay, From: r.from, InactivityTimeout: t.ReplayInactivity, HandshakeTimeout: t.ReplayInactivity,
 		Attempts: replayRequests,
-		Control:  p.worker.control(p.at.replay), Logger: p.log,
+		Control:  p.worker.control(p.at.replay), Resolver: p.fleet.dialResolver(), Logger: p.log,
 	}
 	_, err := zmqwire.ReplayAll(ctx, cfg, func(m zmqwire.Replayed) error {
 		p.mu.Lock()

@@ -119,6 +119,8 @@ type Picture struct {
 	Views []normalize.View
 	// ViewOf says which of Views is a member's.
 	ViewOf []int
+	// Roster lists Streams and ViewOf for the queries that ask all of them.
+	Roster *index.Roster
 	// Adapters maps each adapter name and alias that an admitted member
 	// serves to the adapter's own name.
 	Adapters map[string]string

@@ -328,7 +328,7 @@ func (p *publisher) subscription() zmqwire.SubscriberConfig {
 	return zmqwire.SubscriberConfig{
 		Endpoint: p.at.endpoint, Bind: p.at.bind, Topic: p.worker.life.spec.Topic,
 		BackoffMin: p.fleet.o.Timing.Reconnect, BackoffMax: p.fleet.o.Timing.MaxReconnect,
-		Buffer: subscriberBuffer, Control: p.worker.control(p.at.endpoint), Logger: p.log,
+		Buffer: subscriberBuffer, Control: p.worker.control(p.at.endpoint), Resolver: p.fleet.dialResolver(), Logger: p.log,
 	}
 }
 
@@ -458,6 +458,7 @@ func (s *set) picture(aliases []string) *Picture {
 		}
 		p.ViewOf = append(p.ViewOf, v)
 	}
+	p.Roster = s.index.NewRoster(p.Streams, p.ViewOf)
 	return p
 }
 

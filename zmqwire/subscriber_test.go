@@ -2,14 +2,12 @@ package zmqwire
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -113,7 +111,7 @@ func TestConnectTriesAllAddresses(t *testing.T) {
 		})
 		t.Cleanup(func() { ln.Close(); wg.Wait() })
 	}
-	dns := nameserver(t, [][4]byte{{127, 0, 0, 2}, {127, 0, 0, 3}, {127, 0, 0, 4}, {127, 0, 0, 5}})
+	dns := wiretest.NewNameserver(t, "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5").Resolver()
 	tap := subscribe(t, SubscriberConfig{
 		Endpoint: "tcp://worker.test:" + port, Resolver: dns, HandshakeTimeout: 400 * time.Millisecond,
 	})
@@ -122,50 +120,8 @@ func TestConnectTriesAllAddresses(t *testing.T) {
 	if got := tap.events[1].Peer; got != "127.0.0.5:"+port {
 		t.Errorf("connected to %s, want 127.0.0.5:%s", got, port)
 	}
-	unknown := subscribe(t, SubscriberConfig{Endpoint: "tcp://none.test:1", Resolver: nameserver(t, nil)})
+	unknown := subscribe(t, SubscriberConfig{Endpoint: "tcp://none.test:1", Resolver: wiretest.NewNameserver(t).Resolver()})
 	unknown.untilReason(ReasonResolve)
-}
-
-// nameserver answers every A query with addrs, and every other one with nothing.
-func nameserver(t *testing.T, addrs [][4]byte) *net.Resolver {
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for buf := make([]byte, 512); ; {
-			n, from, err := conn.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			conn.WriteTo(dnsAnswer(buf[:n], addrs), from)
-		}
-	})
-	t.Cleanup(func() { conn.Close(); wg.Wait() })
-	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "udp", conn.LocalAddr().String())
-	}}
-}
-
-// dnsAnswer is a response with the query's question and an A record per address.
-func dnsAnswer(query []byte, addrs [][4]byte) []byte {
-	end := 12
-	for query[end] != 0 {
-		end += 1 + int(query[end])
-	}
-	end += 5
-	if binary.BigEndian.Uint16(query[end-4:]) != 1 {
-		addrs = nil
-	}
-	out := slices.Clone(query[:end])
-	binary.BigEndian.PutUint16(out[2:], 0x8180)
-	copy(out[6:12], []byte{0, byte(len(addrs)), 0, 0, 0, 0})
-	for _, a := range addrs {
-		out = append(out, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4)
-		out = append(out, a[:]...)
-	}
-	return out
 }
 
 func TestPongCarriesContext(t *testing.T) {
