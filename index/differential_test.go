@@ -325,6 +325,23 @@ func (w *world) ask() error {
 	return nil
 }
 
+// askAtMost checks that no stream is credited with more than its model holds.
+func (w *world) askAtMost() error {
+	p := w.prompt(16)
+	q := w.query(p)
+	for i, s := range w.streams {
+		if s.unusual || s.naming == 2 {
+			continue // a handle that was trimmed may come to stand elsewhere
+		}
+		rows := make([]Row, 1)
+		w.set.Match(q, []*Stream{s.stream}, rows)
+		if most := s.model.most(p.tokens, p.lora, p.salt); rows[0].Device > most || rows[0].Disk > most {
+			return fmt.Errorf("stream %d holds of %v: %+v, at most %d, after %s", i, p, rows[0], most, w.last)
+		}
+	}
+	return nil
+}
+
 func (w *world) query(p prompt) *Query {
 	pr := normalize.Prompt{Tokens: p.tokens, LoraName: p.lora, CacheSalt: p.salt}
 	var view QueryView

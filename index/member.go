@@ -2,6 +2,7 @@ package index
 
 import (
 	"math/bits"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/kvindexd/kvindexd/normalize"
@@ -45,8 +46,8 @@ type member struct {
 	dormantNext int
 
 	resident [normalize.NoTier]int64
-	known    int64
-	seq      uint64 // the batch under way
+	seq      uint64        // the batch under way
+	trims    *atomic.Int64 // the stream's count of trimmed blocks
 	trimmed  int64
 }
 
@@ -91,8 +92,8 @@ func (m *member) bytes() int64 {
 // resolve returns the block that the stream means by e, noRef if it never
 // announced it or it was forgotten; and what tree.handles says of e.
 func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
-	if b := m.own.lookup(uint64(e)); b != 0 {
-		return ref(b), noRef
+	if b := ref(m.own.lookup(uint64(e))); b != noRef && m.entry(b.run()) != nil { // else the run was trimmed
+		return b, noRef
 	}
 	shared = ref(m.t.handles.lookup(uint64(e)))
 	if shared == noRef {
@@ -173,7 +174,6 @@ func (m *member) learn(en *entry, b ref, e zmqwire.EngineHash, shared ref, creat
 		m.bind(en, b, e, shared)
 	}
 	en.known |= b.bit()
-	m.known++
 	m.t.memberships++
 }
 
@@ -193,7 +193,6 @@ func (m *member) unlearn(b ref) {
 	r := m.t.run(b.run())
 	en := m.entry(b.run())
 	en.known &^= b.bit()
-	m.known--
 	m.t.memberships--
 	tail := b.off() == int(r.n)-1
 	if en.known == 0 {

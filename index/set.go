@@ -17,7 +17,12 @@ type Set struct {
 	trees   []*tree
 	streams int
 	trimmed int64
+	stores  int    // since the budget was last looked at
+	weighed int64  // what of the budget's use is this set's
 	layout  uint64 // changes with which stream stands where, and how
+
+	budget   *Budget // nil: no bound
+	trimming atomic.Bool
 
 	shapes atomic.Pointer[[]normalize.Shape] // of trees, for who does not lock
 }
@@ -27,7 +32,10 @@ func New(o Options) *Set {
 	if o.MaxOrphans <= 0 {
 		o.MaxOrphans = 4096
 	}
-	x := &Set{options: o}
+	x := &Set{options: o, budget: o.Budget}
+	if x.budget == nil && o.MaxBytes > 0 {
+		x.budget = NewBudget(o.MaxBytes)
+	}
 	x.shapes.Store(new([]normalize.Shape))
 	return x
 }
@@ -44,8 +52,8 @@ func (x *Set) Stats() SetStats {
 		st.Blocks += t.nblocks
 		st.Runs += t.nruns
 		st.Memberships += t.memberships
-		st.Bytes += t.bytes()
 	}
+	st.Bytes = x.bytes()
 	return st
 }
 
@@ -119,6 +127,9 @@ func (x *Set) sweep(m *member) {
 			m.t.freeSlots = append(m.t.freeSlots, m.slot)
 			m.t.nmembers--
 			x.dropEmpty()
+			if x.budget != nil {
+				x.weigh()
+			}
 		}
 		x.mu.Unlock()
 	}
@@ -128,7 +139,7 @@ func (m *member) sweepSome(n int) (done bool) {
 	t := m.t
 	for ; n > 0 && len(m.runs) > 0; n-- {
 		id := m.runs[len(m.runs)-1]
-		t.memberships -= int64(knownBlocks(t.entry(m, t.run(id))))
+		t.memberships -= ones(t.entry(m, t.run(id)).known)
 		t.leave(m, id)
 		t.reap(id)
 	}

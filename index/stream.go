@@ -1,7 +1,6 @@
 package index
 
 import (
-	"math/bits"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -123,6 +122,7 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 	}
 	s.bound()
 	s.publish(&a)
+	x.stores += a.Stored
 	x.mu.Unlock()
 	s.finish()
 	return a
@@ -318,7 +318,7 @@ func (s *Stream) enter(shape normalize.Shape) *member {
 		return m
 	}
 	m := s.set.tree(shape).enter(s.set)
-	m.seq = s.seq
+	m.seq, m.trims = s.seq, &s.stats.trimmed
 	s.members = append(s.members, m)
 	return m
 }
@@ -415,5 +415,3 @@ func (s *Stream) locateOrphan(g *group, e zmqwire.EngineHash) (*member, *orphan)
 	}
 	return nil, nil
 }
-
-func knownBlocks(en *entry) int { return bits.OnesCount64(en.known) }

@@ -84,7 +84,9 @@ type tree struct {
 
 	exports []*exportedTree // under way
 
-	tick              uint32
+	zombies []uint32 // trimmed runs whose numbers are not free yet
+
+	tick              uint32 // stores so far
 	nblocks, nruns    int64
 	memberships       int64
 	hashCollisions    int64
@@ -301,19 +303,23 @@ func (t *tree) cutTo(r *run, n int) {
 // freeRun returns the run it hung at, 0 for a root.
 func (t *tree) freeRun(id uint32, r *run) uint32 {
 	parent := r.parent
+	t.unhang(id, r)
+	t.runs.free(id)
+	return parent.run()
+}
+
+// unhang takes a run out of the tree and frees all of it but its number.
+func (t *tree) unhang(id uint32, r *run) {
 	t.children.del(uint64(r.first))
 	t.words.free(r.words)
 	t.dropWide(r)
 	if r.entries != 0 {
 		t.entries.free(r.entries)
 	}
-	t.runs.free(id)
 	t.nruns--
-	if parent == noRef {
-		return 0
+	if r.parent != noRef {
+		t.detach(r.parent, id)
 	}
-	t.detach(parent, id)
-	return parent.run()
 }
 
 // unbind takes the shared handle of block b away, if engine is it.

@@ -8,6 +8,9 @@ type Options struct {
 	// the oldest, deepest leaves go first and their streams are marked
 	// trimmed.
 	MaxBytes int64
+	// Budget, where given, is a bound that several sets share; MaxBytes is
+	// ignored then. Past it the set that grows is trimmed.
+	Budget *Budget
 	// MaxOrphans bounds how many blocks of unknown parentage one stream keeps
 	// (default 4096).
 	MaxOrphans int
