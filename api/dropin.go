@@ -82,6 +82,10 @@ type registration struct {
 	rank                     int
 	hasRank                  bool
 	hasGroup                 bool
+	// conductor says that a client of Mooncake's conductor asks, which looks
+	// for the conductor's words in the answer: only there a registration must
+	// have a hash_profile. What that says is not needed here.
+	conductor bool
 }
 
 // registrationIsolation are the isolation fields that these routes read.
@@ -99,9 +103,6 @@ func (c *call) registration(required ...string) (*registration, *Error) {
 	}
 	if err == nil {
 		err = f.missing()
-	}
-	if err == nil && r.model == "" {
-		err = failf(http.StatusBadRequest, ReasonMissingField, "model_name is required")
 	}
 	return r, err
 }
@@ -124,6 +125,9 @@ func (r *registration) field(field string, v container) (err *Error) {
 		r.replay, err = name(v)
 	case "lora_name":
 		r.lora, err = name(v)
+	case "hash_profile":
+		r.conductor = true
+		err = v.skip()
 	case "additional_salt", "additionalsalt":
 		// It tells apart instances whose blocks must not be mixed. Ours are
 		// never mixed: each instance's blocks are its own events'.
@@ -147,6 +151,9 @@ type registering struct{ mu sync.Mutex }
 // handleRegister answers POST /register. Ranks of one instance come one by one.
 func handleRegister(c *call) *Error {
 	r, err := c.registration("instance_id", "endpoint")
+	if err == nil && r.model == "" {
+		err = failf(http.StatusBadRequest, ReasonMissingField, "model_name is required")
+	}
 	if err != nil {
 		return err
 	}
@@ -159,7 +166,21 @@ func handleRegister(c *call) *Error {
 	if err := c.srv.Fleet.Register(spec); err != nil {
 		return registerError(err)
 	}
+	if r.conductor {
+		return c.reply(http.StatusOK, registeredAnswer{"registered successfully", r.id})
+	}
 	return c.reply(http.StatusCreated, statusAnswer{"ok"})
+}
+
+// registeredAnswer and unregisteredAnswer are the conductor's words.
+type registeredAnswer struct {
+	Status string `json:"status"`
+	ID     string `json:"instance_id"`
+}
+
+type unregisteredAnswer struct {
+	Status  string   `json:"status"`
+	Removed []string `json:"removed_instances"`
 }
 
 // registerError is fleetError, except that a forbidden endpoint is a bad one
@@ -206,7 +227,8 @@ func conflict(format string, args ...any) *Error {
 }
 
 // handleUnregister answers POST /unregister. With dp_rank that rank only; with
-// no group, the model's registrations in every group of the tenant.
+// no group, the registrations in every group of the tenant; with no model, which
+// only the conductor's clients leave out, those of every model.
 func handleUnregister(c *call) *Error {
 	r, err := c.registration("instance_id")
 	if err != nil {
@@ -214,7 +236,7 @@ func handleUnregister(c *call) *Error {
 	}
 	c.srv.registering.mu.Lock()
 	defer c.srv.registering.mu.Unlock()
-	found := false
+	var removed []string
 	for _, spec := range c.srv.Fleet.Registered(r.id) {
 		if !r.names(&spec) {
 			continue
@@ -223,17 +245,37 @@ func handleUnregister(c *call) *Error {
 		if err != nil {
 			return fleetError(err)
 		}
-		found = found || done
+		if done {
+			removed = append(removed, r.serviceKeys(&spec)...)
+		}
 	}
-	if !found {
+	if removed == nil {
 		return failf(http.StatusNotFound, ReasonUnknownWorker, "no such instance, model or rank is registered")
+	}
+	if r.model == "" {
+		return c.reply(http.StatusOK, unregisteredAnswer{"unregistered successfully", removed})
 	}
 	return c.reply(http.StatusOK, statusAnswer{"ok"})
 }
 
+// serviceKeys names the ranks that r takes out of a registration, as the
+// conductor does.
+func (r *registration) serviceKeys(spec *fleet.WorkerSpec) (keys []string) {
+	tenant, _ := partitionOf(spec.Key().Namespace)
+	for _, o := range spec.Ranks {
+		if !r.hasRank || o.Rank == r.rank {
+			keys = append(keys, spec.ID+"|"+tenant+"|"+itoa(o.Rank))
+		}
+	}
+	if keys == nil { // a worker that was stated natively, by its first rank
+		keys = append(keys, spec.ID+"|"+tenant+"|"+itoa(r.rank))
+	}
+	return keys
+}
+
 // names says whether the registration is one that r means.
 func (r *registration) names(spec *fleet.WorkerSpec) bool {
-	if spec.Model != r.model {
+	if r.model != "" && spec.Model != r.model {
 		return false
 	}
 	tenant, group := partitionOf(spec.Key().Namespace)
@@ -362,8 +404,15 @@ func (c *call) query(required string) *Error {
 	r := &c.req
 	r.Namespace = partitionNamespace(p.tenant, p.group)
 	if r.given&(fieldBlockHashes|fieldSequenceHashes) != 0 {
+		if p.salted {
+			return badField("cache_salt", "hashes are made with the salt already; leave cache_salt out")
+		}
 		if r.HashBlockSize = p.blockSize; r.HashBlockSize == 0 {
-			r.HashBlockSize = c.srv.service.blockSize(r)
+			size, err := c.srv.service.blockSize(r)
+			if err != nil {
+				return err
+			}
+			r.HashBlockSize = size
 		}
 	}
 	if p.instance != "" {
@@ -384,6 +433,7 @@ func (c *call) query(required string) *Error {
 type partitionQuery struct {
 	tenant, group, instance string
 	blockSize               uint32
+	salted                  bool // it has a cache_salt, if only an empty one
 }
 
 func (c *call) readQuery(p *partitionQuery, required string) *Error {
@@ -420,6 +470,7 @@ func (c *call) queryField(field string, v container, p *partitionQuery, byHash b
 	case field == "lora_name":
 		r.LoraName, err = name(v)
 	case field == "cache_salt":
+		p.salted = true
 		r.CacheSalt, err = v.str()
 	case field == "instance_id":
 		p.instance, err = instanceID(v)
@@ -436,7 +487,7 @@ func (c *call) queryField(field string, v container, p *partitionQuery, byHash b
 		for _, h := range hs {
 			r.BlockHashes = append(r.BlockHashes, normalize.LocalHash(h))
 		}
-	case field == "seq_hashes" && byHash:
+	case (field == "seq_hashes" || field == "block_hash") && byHash: // the latter is the conductor's early name
 		r.given |= fieldSequenceHashes
 		var hs []uint64
 		hs, err = v.hashes(nil, true)
@@ -451,16 +502,15 @@ func (c *call) queryField(field string, v container, p *partitionQuery, byHash b
 
 // blockSize is the one block size of the sets that r asks, 0 if there are
 // several or none.
-func (s *Service) blockSize(r *MatchRequest) uint32 {
-	resolved, err := s.fleet.Resolve(fleet.Selector{Model: r.Model, LoraName: r.LoraName, Namespace: r.Namespace, Role: r.Role})
-	if err != nil {
-		return 0
+func (s *Service) blockSize(r *MatchRequest) (size uint32, err *Error) {
+	resolved, cause := s.fleet.Resolve(fleet.Selector{Model: r.Model, LoraName: r.LoraName, Namespace: r.Namespace, Role: r.Role})
+	if cause != nil {
+		return 0, resolveError(cause, r)
 	}
-	var size uint32
 	for _, p := range resolved.Pictures {
 		for _, shape := range p.Index.Shapes() {
 			if size != 0 && size != shape.BlockSize {
-				return 0
+				return 0, nil
 			}
 			size = shape.BlockSize
 		}
@@ -470,7 +520,16 @@ func (s *Service) blockSize(r *MatchRequest) uint32 {
 			}
 		}
 	}
-	return size
+	return size, nil
+}
+
+// answersInKind: a client of the conductor sends msgpack, reads msgpack and does
+// not say so. The answer is in the encoding of the question, unless the request
+// asks for JSON.
+func (c *call) answersInKind() {
+	if c.msgpackIn && !strings.Contains(c.r.Header.Get("Accept"), "json") {
+		c.out.reset(true)
+	}
 }
 
 // reader is the body in whichever encoding it came.
@@ -500,13 +559,15 @@ func instanceRows(rows []WorkerRow) [][]*WorkerRow {
 	return out
 }
 
-// encodeScores appends the answer of /query: tokens per instance and rank.
+// encodeScores appends the answer of /query: tokens per instance and rank. Scores
+// are of the device; who holds only elsewhere is among the instances.
 func encodeScores(e *encoder, rows []WorkerRow) {
 	instances := instanceRows(rows)
+	scored := onDevice(instances)
 	e.openMap(3)
 	e.key("scores")
-	e.openMap(len(instances))
-	for _, ranks := range instances {
+	e.openMap(len(scored))
+	for _, ranks := range scored {
 		e.name(ranks[0].Worker)
 		e.openMap(len(ranks))
 		for _, r := range ranks {
@@ -527,6 +588,22 @@ func encodeScores(e *encoder, rows []WorkerRow) {
 	}
 	e.closeMap()
 	e.closeMap()
+}
+
+// onDevice are the ranks that hold something on the device.
+func onDevice(instances [][]*WorkerRow) (scored [][]*WorkerRow) {
+	for _, ranks := range instances {
+		var on []*WorkerRow
+		for _, r := range ranks {
+			if r.Device > 0 {
+				on = append(on, r)
+			}
+		}
+		if on != nil {
+			scored = append(scored, on)
+		}
+	}
+	return scored
 }
 
 // encodeInstance appends one instance's matches, those of its best rank and of

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/kvindexd/kvindexd/fleet"
@@ -131,6 +132,15 @@ func TestDropInQuery(t *testing.T) {
 	} {
 		if got := string(a.want("POST", "/query_by_hash", body, 200, "")); got != want {
 			t.Errorf("%.80s:\n%s\n%s", body, got, want)
+		}
+	}
+	// A prompt that leaves what is held, after two blocks and after four.
+	for blocks := range hashes.Hashes[0].Seq {
+		left := slices.Concat(hashes.Hashes[0].Seq[:blocks:blocks], []uint64{1, 2, 3})
+		b := a.want("POST", "/query_by_hash", fmt.Sprintf(`{"model_name":"m","seq_hashes":%s}`, mustJSON(left)), 200, "")
+		local := slices.Concat(hashes.Hashes[0].Local[:blocks:blocks], []uint64{1, 2, 3})
+		if want := a.want("POST", "/query_by_hash", fmt.Sprintf(`{"model_name":"m","block_hashes":%s}`, mustJSON(local)), 200, ""); string(b) != string(want) {
+			t.Errorf("%d blocks:\nrolling %s\nlocal   %s", blocks, b, want)
 		}
 	}
 	a.want("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1],"cache_salt":"s"}`, 400, "cache_salt")

@@ -34,7 +34,7 @@ type Config struct {
 	// MaxConcurrent bounds the requests that are being answered at once, 256.
 	// A body that is still coming counts against MaxBodies only.
 	MaxConcurrent int
-	// MinWorkers is how many workers must be connected before /readyz says so.
+	// MinWorkers is how many workers must be followed while /readyz says ready.
 	MinWorkers int
 
 	// HeaderTimeout, 5 s; BodyTimeout, from the request's first byte to the
@@ -171,16 +171,17 @@ type route struct {
 // mux is the routes, and what answers where there is none.
 func (s *Server) mux() http.Handler {
 	mux := http.NewServeMux()
-	methods := map[string]string{}
+	methods, dropin := map[string]string{}, map[string]bool{}
 	for _, rt := range s.routes() {
 		mux.Handle(rt.method+" "+rt.path, s.serve(rt))
+		dropin[rt.path] = rt.dropin
 		if methods[rt.path] != "" {
 			methods[rt.path] += ", "
 		}
 		methods[rt.path] += rt.method
 	}
 	for path, allowed := range methods {
-		mux.Handle(path, s.serve(route{name: "other", handle: func(c *call) *Error {
+		mux.Handle(path, s.serve(route{name: "other", dropin: dropin[path], handle: func(c *call) *Error {
 			c.w.Header().Set("Allow", allowed)
 			return failf(http.StatusMethodNotAllowed, ReasonMethod, "this path takes %s", allowed)
 		}}))
@@ -259,6 +260,9 @@ func (c *call) run(rt *route) (err *Error) {
 		if err := c.readBody(s.MaxBody); err != nil {
 			return err
 		}
+		if rt.dropin {
+			c.answersInKind()
+		}
 	}
 	if !rt.streams {
 		select {
@@ -297,7 +301,7 @@ func (c *call) finish(rt *route, err *Error) {
 
 func (c *call) fail(rt *route, err *Error) {
 	c.status, c.contentType = err.Status, ""
-	c.out.reset(c.out.msgpack && !rt.dropin)
+	c.out.reset(c.out.msgpack)
 	if rt.dropin {
 		encodeDropinError(&c.out, err)
 	} else {
