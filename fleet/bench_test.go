@@ -1,86 +1,165 @@
 package fleet
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
-// BenchmarkFollow is live messages of about 4 KB, from a publisher in the same
-// process over loopback into the index: the publisher's work is in the figure.
-// gaps and lost must be 0 for the stream to have been followed.
-func BenchmarkFollow(b *testing.B) {
+// TestMain makes the test's own binary the publisher of BenchmarkFollow, in a
+// process that shares nothing with the one that is measured.
+func TestMain(m *testing.M) {
+	if rate := os.Getenv(followRate); rate != "" {
+		if err := publishAt(rate); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// followRate names the variable with the publisher's messages per second.
+const followRate = "KVINDEXD_TEST_PUBLISHER"
+
+// publishAt prints the endpoints, and publishes as many messages as each line on
+// stdin says, at the rate, until stdin ends. It answers with the messages that
+// its subscriber was too slow for.
+func publishAt(rate string) error {
+	perSecond, err := strconv.Atoi(rate)
+	if err != nil {
+		return err
+	}
 	p, err := zmqwire.NewPublisher(zmqwire.PublisherConfig{Endpoint: "tcp://127.0.0.1:*", ReplayEndpoint: "tcp://127.0.0.1:*", Logger: quiet})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	fmt.Println(p.Addr(), p.ReplayAddr())
+	payloads, err := followPayloads()
+	if err != nil {
+		return err
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		n, err := strconv.Atoi(in.Text())
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		for i := range n {
+			if i%64 == 0 {
+				time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(perSecond))))
+			}
+			p.Publish(payloads[i%len(payloads)])
+		}
+		fmt.Println(p.Stats().Dropped)
+	}
+	return nil
+}
+
+// BenchmarkFollow is live messages of 4 KB at a steady rate, over loopback from
+// a publisher in another process into the index. Where the stream was followed,
+// gaps and lost are 0 and msgs/s is the rate; behind/ms is what it lagged when
+// the last message was published. cpu-us/msg is of this process alone.
+func BenchmarkFollow(b *testing.B) {
+	for _, rate := range []int{25_000, 50_000, 100_000, 200_000} {
+		b.Run(fmt.Sprintf("rate=%d", rate), func(b *testing.B) { follow(b, rate) })
+	}
+}
+
+func follow(b *testing.B, rate int) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), followRate+"="+strconv.Itoa(rate))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer p.Close()
-	t := Timing{IdleProbe: time.Hour}
-	f := running(b, Options{Timing: t, Workers: []WorkerSpec{{ID: "w", Model: "m", Endpoint: p.Addr(), ReplayEndpoint: p.ReplayAddr()}}})
-	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
-	defer cancel()
-	if err := p.WaitSubscribers(ctx, 1); err != nil {
+	out, err := cmd.StdoutPipe()
+	if err != nil {
 		b.Fatal(err)
 	}
-	store, remove := followPayloads(b)
-	b.SetBytes(int64(len(store)+len(remove)) / 2)
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { in.Close(); cmd.Wait() })
+	lines := bufio.NewScanner(out)
+	lines.Scan()
+	events, replay, _ := strings.Cut(lines.Text(), " ")
+	f := running(b, Options{Timing: Timing{}.withDefaults(), Workers: []WorkerSpec{{ID: "w", Model: "m", Endpoint: events, ReplayEndpoint: replay}}})
+	eventually(b, func() string {
+		if st := statusOf(f, "w/0"); st.State != Live {
+			return st.State.String()
+		}
+		return ""
+	})
 	b.ReportAllocs()
 	b.ResetTimer()
-	for i := 0; i < b.N; i++ {
-		if i%2 == 0 {
-			p.Publish(store)
-		} else {
-			p.Publish(remove)
-		}
-		if i%4096 == 4095 { // a window: the publisher drops at its mark
-			waitSeq(b, f, uint64(i-2048))
-		}
+	cpu := cpuTime(b)
+	fmt.Fprintln(in, b.N)
+	lines.Scan()
+	published := time.Now()
+	for st := statusOf(f, "w/0"); !st.HasSeq || st.Seq < uint64(b.N-1); st = statusOf(f, "w/0") {
+		time.Sleep(time.Millisecond)
 	}
-	waitSeq(b, f, uint64(b.N-1))
 	b.StopTimer()
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msgs/s")
 	c := countsOf(f, "w/0")
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msgs/s")
+	b.ReportMetric(float64((cpuTime(b)-cpu).Microseconds())/float64(b.N), "cpu-us/msg")
+	b.ReportMetric(float64(time.Since(published).Milliseconds()), "behind/ms")
 	b.ReportMetric(float64(c.Gaps), "gaps")
 	b.ReportMetric(float64(c.Lost), "lost")
 }
 
-func waitSeq(b *testing.B, f *Fleet, seq uint64) {
-	for {
-		if st := statusOf(f, "w/0"); st.HasSeq && st.Seq >= seq {
-			return
-		}
-		runtime.Gosched()
+// cpuTime is what this process has used.
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
 	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// followPayloads are a batch that stores 8 chains of 4 blocks of 16 tokens, and
-// one that removes them.
-func followPayloads(b *testing.B) (store, remove []byte) {
-	var in, out zmqwire.Batch
-	in.Rank, out.Rank = -1, -1
-	for c := range 8 {
-		ev := zmqwire.Event{Kind: zmqwire.BlockStored, BlockSize: 16, Group: zmqwire.NoGroup}
-		for i := range 4 {
-			ev.Hashes = append(ev.Hashes, zmqwire.EngineHash(1<<60+c*4+i))
+// followPayloads are batches of about 4 KB each: nine chains of four blocks of
+// 16 tokens are stored, and the nine that came before them are removed.
+func followPayloads() (payloads [][]byte, err error) {
+	const chains, batches = 9, 64
+	name := func(batch, c, i int) zmqwire.EngineHash { // as even as the hashes of an engine
+		return zmqwire.EngineHash(xxh3.HashString(fmt.Sprint(batch, c, i)))
+	}
+	for n := range batches {
+		batch := zmqwire.Batch{Timestamp: now(), Rank: -1}
+		for c := range chains {
+			stored := zmqwire.Event{Kind: zmqwire.BlockStored, BlockSize: 16, Group: zmqwire.NoGroup}
+			removed := zmqwire.Event{Kind: zmqwire.BlockRemoved, Group: zmqwire.NoGroup}
+			for i := range 4 {
+				stored.Hashes = append(stored.Hashes, name(n, c, i))
+				removed.Hashes = append(removed.Hashes, name((n+batches/2)%batches, c, i))
+			}
+			for i := range 64 {
+				stored.Tokens = append(stored.Tokens, uint32(1000+(n*chains+c)*64+i))
+			}
+			batch.Events = append(batch.Events, removed, stored)
 		}
-		for i := range 64 {
-			ev.Tokens = append(ev.Tokens, uint32(100_000+c*64+i))
+		raw, err := zmqwire.AppendBatch(nil, &batch, zmqwire.EncodeOptions{Maps: true})
+		if err != nil {
+			return nil, err
 		}
-		in.Events = append(in.Events, ev)
-		out.Events = append(out.Events, zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: ev.Hashes, Group: zmqwire.NoGroup})
+		payloads = append(payloads, raw)
 	}
-	var err error
-	if store, err = zmqwire.AppendBatch(nil, &in, zmqwire.EncodeOptions{Maps: true}); err != nil {
-		b.Fatal(err)
-	}
-	if remove, err = zmqwire.AppendBatch(nil, &out, zmqwire.EncodeOptions{Maps: true}); err != nil {
-		b.Fatal(err)
-	}
-	return store, remove
+	return payloads, nil
 }
 
 // BenchmarkIdleStream is what one more subscription costs while nothing comes,
