@@ -29,6 +29,7 @@ type askOptions struct {
 	ca        string
 	cert, key string
 	timeout   time.Duration
+	wait      time.Duration
 	asJSON    bool
 }
 
@@ -39,6 +40,7 @@ func (o *askOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.cert, "tls-client-cert", "", "client certificate to show")
 	f.StringVar(&o.key, "tls-client-key", "", "key of --tls-client-cert")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "patience for the whole answer")
+	f.DurationVar(&o.wait, "wait", 0, "first wait so long for the daemon to be there and ready")
 	f.BoolVar(&o.asJSON, "json", false, "print the answer as JSON")
 }
 
@@ -106,6 +108,11 @@ func (o *askOptions) ask(ctx context.Context, exchange func(context.Context, *cl
 	if err != nil {
 		return err
 	}
+	if o.wait > 0 {
+		if err := awaitReady(ctx, c, o.wait); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	err = exchange(ctx, c)
@@ -115,6 +122,25 @@ func (o *askOptions) ask(ctx context.Context, exchange func(context.Context, *cl
 		return err
 	}
 	return fmt.Errorf("no answer from %s (is `kvindexd serve` running there? --server takes another address): %w", o.server, err)
+}
+
+// awaitReady returns when the daemon is ready.
+func awaitReady(ctx context.Context, c *client.Client, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for {
+		ready, missing, err := c.Ready(ctx)
+		if ready {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return fmt.Errorf("the daemon is not ready after %v: %w", wait, errors.Join(err, errors.New(strings.Join(missing, "; "))))
+		}
+	}
 }
 
 // promptOptions are the flags that say what a question is about.

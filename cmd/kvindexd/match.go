@@ -79,7 +79,7 @@ func printMatch(out io.Writer, a *client.MatchResponse) {
 		t.Flush()
 	}
 	printRefused(out, a.Refused)
-	if a.Best == "" {
+	if len(a.Workers) == 0 || a.Workers[0].Disk == 0 {
 		fmt.Fprintln(out, "no worker holds any of it")
 		return
 	}

@@ -39,7 +39,6 @@ type wirePlay struct {
 	checker *checker
 	asked   int
 	ahead   int
-	out     testWriter
 }
 
 type testWriter struct{ t *testing.T }
