@@ -186,7 +186,7 @@ func (s *stream) restore(now time.Time, m Mark) {
 	if !m.HasSeq {
 		return
 	}
-	s.has, s.last, s.digest, s.lost = true, m.Seq, m.Digest, m.Lost
+	s.has, s.last, s.digest, s.lost, s.lastErr = true, m.Seq, m.Digest, m.Lost, m.Why
 	s.recent[m.Seq%uint64(len(s.recent))] = stamp{m.Seq, m.Digest, true}
 	s.trust, s.afterRestore, s.unconfirmed = Restored, m.State, true
 	if m.State != Live && m.State != Partial {

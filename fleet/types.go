@@ -186,6 +186,9 @@ type Mark struct {
 	Digest uint64
 	State  State
 	Lost   uint64
+	// Why, of a restored stream that knows less than its publisher said, is
+	// why.
+	Why string
 }
 
 // Freeze calls f with the stream's position while no batch of its publisher is
