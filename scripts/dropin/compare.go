@@ -125,7 +125,17 @@ func compact(v any) string {
 	return string(b)
 }
 
-// within says whether path is prefix or stands under it.
+// within says whether path is prefix or stands under it; * in prefix is any one
+// name.
 func within(path, prefix string) bool {
-	return path == prefix || strings.HasPrefix(path, prefix+".")
+	names, want := strings.Split(path, "."), strings.Split(prefix, ".")
+	if len(names) < len(want) {
+		return false
+	}
+	for i, w := range want {
+		if w != "*" && w != names[i] {
+			return false
+		}
+	}
+	return true
 }

@@ -62,11 +62,11 @@ var (
 		why: "Taken there: a model without a name, a block_size of 0, and peers that are no base URL. None can work.",
 	}
 	liveness = &deviation{
-		id: "liveness", fields: []string{"body"}, dynamo: status(200),
+		id: "liveness", fields: []string{"body.*.status", "body.*.listeners.*.status", "body.*.listeners.*.last_error"}, dynamo: status(200),
 		why: "An instance and its listeners are pending here until the publisher answers, with the last error; there they are active from the registration on.",
 	}
 	rankLeaves = &deviation{
-		id: "rank-leaves", fields: []string{"body"}, dynamo: status(200),
+		id: "rank-leaves", fields: []string{"body.403"}, dynamo: status(200),
 		why: "/unregister with dp_rank and no routing_group takes that rank here; there the rank is passed over and the whole instance goes.",
 	}
 	tenants = &deviation{

@@ -124,6 +124,7 @@ type engine struct {
 	pairs     bool
 
 	pub    *zmqwire.Publisher
+	next   uint64 // number of the next batch
 	events []zmqwire.Event
 	copies map[held]int
 	full   []int32 // groups that a block must be in to be held
@@ -158,7 +159,7 @@ func (e *engine) restart() error {
 	if err != nil {
 		return err
 	}
-	e.pub, e.events = pub, nil
+	e.pub, e.events, e.next = pub, nil, 0
 	clear(e.copies)
 	return nil
 }
@@ -258,15 +259,30 @@ func (e *engine) clear() {
 
 // publish sends the events since the last time as one batch.
 func (e *engine) publish() error {
+	payload, err := e.take()
+	if err == nil {
+		e.next = e.pub.Publish(payload) + 1
+	}
+	return err
+}
+
+// miss is publish of a batch that reaches nobody: it can only be replayed.
+func (e *engine) miss() error {
+	payload, err := e.take()
+	if err == nil {
+		e.pub.Hold(e.next, payload)
+		e.next++
+	}
+	return err
+}
+
+// take is the events since the last time as one batch.
+func (e *engine) take() ([]byte, error) {
 	payload, err := zmqwire.AppendBatch(nil, &zmqwire.Batch{
 		Timestamp: float64(time.Now().UnixNano()) / 1e9, Rank: e.batchRank, Events: e.events,
 	}, e.form)
-	if err != nil {
-		return err
-	}
 	e.events = e.events[:0]
-	e.pub.Publish(payload)
-	return nil
+	return payload, err
 }
 
 // batch publishes a batch that is written as JSON, whatever it says.
@@ -372,7 +388,7 @@ func (p *pair) settle(ctx context.Context, e *engine, patience time.Duration) (b
 	if err := plain.publish(); err != nil {
 		return nil, err
 	}
-	e.full = plain.full
+	e.full, e.next = plain.full, plain.next
 	for _, s := range []*server{p.dynamo, p.ours} {
 		if !await(ctx, patience, func() bool { return s.knows(ctx, e, mark) }) {
 			behind = append(behind, s.name)

@@ -10,9 +10,8 @@ import (
 	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
+// patience with a stream that is not applied yet.
 const patience = 10 * time.Second
-
-func jsonNumber(s string) json.Number { return json.Number(s) }
 
 // stage is a scenario with engines. Its methods panic with a setback where the
 // scenario cannot go on.
@@ -116,6 +115,7 @@ var plays = []scenario{
 	{"block sizes", onStage("sizes", 2300, blockSizes)},
 	{"hashes", onStage("hashes", 2400, hashes)},
 	{"joining late", onStage("late", 2500, joiningLate)},
+	{"a gap", onStage("gap", 2550, gap)},
 	{"restart", onStage("restart", 2600, restart)},
 	{"leaving", onStage("leaving", 2700, leaving)},
 }
@@ -568,6 +568,35 @@ func joiningLate(s *stage) {
 	s.ask("without one, what was published before", q)
 }
 
+// A batch that a subscriber missed: the publisher keeps it for those who ask.
+func gap(s *stage) {
+	a := s.engine()
+	a.replay = true
+	s.must(s.p.join(s.ctx, a))
+	p := text(1, 24)
+	a.store(p, 0, 2, onDevice)
+	s.settle(a)
+	a.store(p, 2, 4, onDevice)
+	s.must(a.miss())
+	a.store(p, 4, 5, onDevice)
+	s.settle(a)
+	s.ask("a store is missed, with a replay endpoint", p)
+	a.remove(p, 3, 5, onDevice)
+	s.must(a.miss())
+	s.settle(a)
+	s.ask("a removal is missed, with a replay endpoint", p)
+	b := s.joined()
+	q := text(2, 24)
+	b.store(q, 0, 2, onDevice)
+	s.settle(b)
+	b.store(q, 2, 4, onDevice)
+	s.must(b.miss())
+	b.forget(q)
+	b.store(q, 0, 2, onDevice)
+	s.settle(b)
+	s.ask("a store is missed, without one", q)
+}
+
 func restart(s *stage) {
 	a := s.joined()
 	p, q := text(1, 24), text(2, 24)
@@ -600,10 +629,16 @@ func leaving(s *stage) {
 		s.p.ask(s.ctx, post(name, "/unregister", body, is(200, ok)))
 		s.p.ask(s.ctx, post("who is left", "/query", b.query(p), is(200, truth(left, p))))
 	}
-	body := obj{"instance_id": jsonNumber(a.instance), "model_name": s.model, "routing_group": "default"}
+	body := obj{"instance_id": json.Number(a.instance), "model_name": s.model, "routing_group": "default"}
 	un("one rank leaves", with(body, "dp_rank", 1), a, b)
 	un("its instance leaves", body, b)
 	s.p.ask(s.ctx, post("it leaves again", "/unregister", body, refused(404)))
-	a.pub.Close()
+	s.must(s.p.join(s.ctx, a))
+	a.forget(p)
+	s.engines = []*engine{a, b}
+	s.ask("it comes back: what it held is forgotten", p)
+	a.store(p, 0, 3, onDevice)
+	s.settle(a)
+	s.ask("it stores again", p)
 	a1.pub.Close()
 }

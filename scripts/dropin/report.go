@@ -96,7 +96,9 @@ func deviations(w io.Writer, results []result) {
 	for _, a := range additions {
 		fmt.Fprintf(w, "  %s: %s\n", a.name, a.why)
 	}
-	fmt.Fprintln(w, "\nKnown differences:")
+	if len(count)+len(gone) > 0 {
+		fmt.Fprintln(w, "\nKnown differences:")
+	}
 	for _, d := range allDeviations {
 		if count[d] > 0 {
 			fmt.Fprintf(w, "  %s (%d)\n      %s\n", d.id, count[d], d.why)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -124,7 +125,7 @@ func registerBodies(ctx context.Context, p *pair) {
 }
 
 // raw64 is 2^64 as a JSON number.
-var raw64 = jsonNumber("18446744073709551616")
+var raw64 = json.Number("18446744073709551616")
 
 func workers(ctx context.Context, p *pair) {
 	p.all(ctx,
@@ -242,7 +243,7 @@ func queryBodies(ctx context.Context, p *pair) {
 		post("no token_ids", "/query", with(q, "token_ids", gone), refused(400), errorForm),
 		post("cache_salt 5", "/query", with(q, "cache_salt", 5), refused(400), errorForm),
 	)
-	for _, v := range []any{nil, "abc", obj{}, []int{-1}, []int{1 << 32}, []any{"1"}, []any{nil}, []any{1.5}, []any{true}, []any{jsonNumber("1.0")}, []any{jsonNumber("1e0")}} {
+	for _, v := range []any{nil, "abc", obj{}, []int{-1}, []int{1 << 32}, []any{"1"}, []any{nil}, []any{1.5}, []any{true}, []any{json.Number("1.0")}, []any{json.Number("1e0")}} {
 		p.ask(ctx, post("token_ids "+compact(v), "/query", with(q, "token_ids", v), refused(400), errorForm))
 	}
 	h := obj{"model_name": "qb", "block_hashes": []int{1, 2}}
