@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -54,6 +55,24 @@ func TestWithin(t *testing.T) {
 	f("body", "body.scores", false)
 	f("body.7.listeners.0.status", "body.*.listeners.*.status", true)
 	f("body.7.listeners.0.endpoint", "body.*.listeners.*.status", false)
+}
+
+// Whoever moves over finds every known difference in the documentation.
+func TestEveryDeviationIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/drop-in.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, d := range allDeviations {
+		if seen[d.id] {
+			t.Errorf("%s is there twice", d.id)
+		}
+		seen[d.id] = true
+		if !strings.Contains(string(doc), "| `"+d.id+"` |") {
+			t.Errorf("%s is not in docs/drop-in.md", d.id)
+		}
+	}
 }
 
 // What is expected passes, what is not fails, and what is gone is told.
