@@ -48,7 +48,6 @@ type member struct {
 	resident [normalize.NoTier]int64
 	seq      uint64        // the batch under way
 	trims    *atomic.Int64 // the stream's count of trimmed blocks
-	trimmed  int64
 }
 
 // A plane is one cache group on one tier: each block is resident or not in

@@ -2,7 +2,6 @@ package index
 
 import (
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/kvindexd/kvindexd/normalize"
@@ -13,7 +12,7 @@ type Set struct {
 	options Options
 
 	// mu is held for writing during one batch, for reading during one query.
-	mu      sync.RWMutex
+	mu      turns
 	trees   []*tree
 	streams int
 	trimmed int64

@@ -86,11 +86,10 @@ type tree struct {
 
 	zombies []uint32 // trimmed runs whose numbers are not free yet
 
-	tick              uint32 // stores so far
-	nblocks, nruns    int64
-	memberships       int64
-	hashCollisions    int64
-	trimHand, trimmed int64
+	tick           uint32 // stores so far
+	nblocks, nruns int64
+	memberships    int64
+	hashCollisions int64
 }
 
 func (t *tree) run(id uint32) *run { return t.runs.at(id) }

@@ -1,0 +1,52 @@
+package index
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// turns is the lock of a Set: many readers, or one writer, as sync.RWMutex is.
+// But where writers queue, they follow each other for up to turnLength before
+// the readers are let in. With a plain RWMutex every batch waited for all the
+// readers that had queued behind the last one: on two cores, eight streams
+// ingesting at full speed beside eight readers kept 5 % of what they reach
+// alone.
+//
+// The zero value is free.
+type turns struct {
+	rw sync.RWMutex // held for writing throughout a turn
+
+	waiting atomic.Int32 // writers at w
+	w       sync.Mutex   // held by the writer whose batch it is
+	turn    bool         // a turn is on; guarded by w
+	began   time.Time    // when it began; guarded by w
+}
+
+// turnLength bounds how long readers wait for writers, one batch aside.
+const turnLength = 25 * time.Microsecond
+
+func (l *turns) RLock()   { l.rw.RLock() }
+func (l *turns) RUnlock() { l.rw.RUnlock() }
+
+func (l *turns) Lock() {
+	l.waiting.Add(1)
+	l.w.Lock()
+	l.waiting.Add(-1)
+	if l.turn {
+		return // another writer left it to us
+	}
+	l.rw.Lock()
+	l.turn, l.began = true, time.Now()
+}
+
+func (l *turns) Unlock() {
+	if l.waiting.Load() == 0 || time.Since(l.began) > turnLength {
+		l.turn = false
+		l.rw.Unlock()
+	}
+	l.w.Unlock()
+}
+
+// RLocker locks for reading.
+func (l *turns) RLocker() sync.Locker { return l.rw.RLocker() }
