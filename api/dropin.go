@@ -647,8 +647,9 @@ func encodeTiers(e *encoder, r *WorkerRow) {
 
 // peers are base URLs that a joining replica may recover from.
 type peers struct {
-	mu   sync.Mutex
-	urls []string
+	mu      sync.Mutex
+	urls    []string
+	changed func([]string)
 }
 
 // maxPeers bounds the list.
@@ -676,7 +677,15 @@ func (p *peers) add(u string) bool {
 		return false
 	}
 	p.urls = append(p.urls, u)
+	p.tell()
 	return true
+}
+
+// tell passes the list on: under mu.
+func (p *peers) tell() {
+	if p.changed != nil {
+		p.changed(slices.Clone(p.urls))
+	}
 }
 
 func (p *peers) remove(u string) bool {
@@ -684,7 +693,11 @@ func (p *peers) remove(u string) bool {
 	defer p.mu.Unlock()
 	n := len(p.urls)
 	p.urls = slices.DeleteFunc(p.urls, func(o string) bool { return o == u })
-	return len(p.urls) < n
+	if len(p.urls) == n {
+		return false
+	}
+	p.tell()
+	return true
 }
 
 // peerURL reads the body {"url": "http://…"}.

@@ -33,6 +33,10 @@ const (
 	ReasonInvalidWorker     Reason = "invalid_worker"
 	ReasonWorkerConflict    Reason = "worker_conflict"
 	ReasonEndpointForbidden Reason = "endpoint_not_allowed"
+	ReasonNoSnapshots       Reason = "no_snapshots"
+	ReasonSnapshotRunning   Reason = "snapshot_running"
+	ReasonNothingToKeep     Reason = "nothing_to_keep"
+	ReasonSnapshotFailed    Reason = "snapshot_failed"
 	ReasonSaltWithHashes    Reason = "salt_with_hashes"
 	ReasonUnauthenticated   Reason = "unauthenticated"
 	ReasonForbidden         Reason = "forbidden"
@@ -52,6 +56,7 @@ func Reasons() []Reason {
 		ReasonBodyTimeout, ReasonMediaType, ReasonContentEncoding, ReasonUnknownModel,
 		ReasonAmbiguousModel, ReasonLoraContradiction, ReasonExactUnavailable, ReasonUnknownWorker,
 		ReasonInvalidWorker, ReasonWorkerConflict, ReasonEndpointForbidden,
+		ReasonNoSnapshots, ReasonSnapshotRunning, ReasonNothingToKeep, ReasonSnapshotFailed,
 		ReasonSaltWithHashes, ReasonUnauthenticated, ReasonForbidden, ReasonCrossOrigin,
 		ReasonNotFound, ReasonMethod, ReasonOverloaded, ReasonUnavailable,
 		ReasonInternal,

@@ -19,6 +19,8 @@ func (s *Server) routes() []route {
 		{method: "DELETE", path: "/v1/workers/{id}", access: change, handle: handleDeleteWorker},
 		{method: "POST", path: "/v1/workers/{id}/reset", access: change, handle: handleResetWorker},
 		{method: "GET", path: "/v1/models", access: read, handle: handleModels},
+		{method: "GET", path: "/v1/dump", access: read, streams: true, handle: handleDump},
+		{method: "POST", path: "/v1/snapshot", access: change, handle: handleSnapshot},
 		{method: "GET", path: "/healthz", access: public, handle: handleHealth},
 		{method: "GET", path: "/readyz", access: public, handle: handleReady},
 		{method: "GET", path: "/metrics", access: read, streams: true, handle: s.handleMetrics()},

@@ -42,8 +42,13 @@ type Config struct {
 	// an answer, 1 min.
 	HeaderTimeout, BodyTimeout, IdleTimeout, WriteTimeout time.Duration
 
-	// Peers are where /peers begins.
-	Peers []string
+	// Peers are where /peers begins; PeersChanged, where set, is told the whole
+	// list after every change of it, one change at a time.
+	Peers        []string
+	PeersChanged func([]string)
+	// Snapshots, where there are any, are written by POST /v1/snapshot and tell
+	// their metrics.
+	Snapshots *fleet.Snapshots
 	// Version is told by /healthz and the metrics.
 	Version string
 }
@@ -90,6 +95,7 @@ type Server struct {
 	origins *http.CrossOriginProtection
 	bodies  budget
 	slots   chan struct{}
+	dumps   chan struct{}
 	calls   sync.Pool
 	now     func() time.Time
 }
@@ -104,10 +110,17 @@ func NewServer(c Config) (*Server, error) {
 	s.metrics = s.service.metrics
 	s.bodies.max = s.MaxBodies
 	s.slots = make(chan struct{}, s.MaxConcurrent)
+	s.dumps = make(chan struct{}, maxDumps)
 	s.calls.New = func() any { return &call{srv: s} }
 	s.peers.set(s.Peers)
+	s.peers.changed = s.PeersChanged
 	if err := errors.Join(s.Registry.Register(s.service), s.Registry.Register(s.Fleet)); err != nil {
 		return nil, err
+	}
+	if s.Snapshots != nil {
+		if err := s.Registry.Register(s.Snapshots); err != nil {
+			return nil, err
+		}
 	}
 	s.handler = s.mux()
 	return s, nil
