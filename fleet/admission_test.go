@@ -273,7 +273,7 @@ func TestExactIsBelievedOnlyWithATokenID(t *testing.T) {
 		`a false "no_image_token_id" "claimed, refused: no_image_token_id" ""`,
 		`b true "" "believed" "worker"`,
 		`c true "" "" "/config.json: text_config.image_token_index"`,
-		`d false "no_extra_keys" "claimed, refused: no_extra_keys" "worker"`,
+		`d false "extra_keys_hidden" "claimed, refused: extra_keys_hidden" "worker"`,
 		`e false "no_image_token_id" "" ""`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

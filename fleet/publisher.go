@@ -63,6 +63,7 @@ type liveStatus struct {
 	hasSeq    atomic.Bool
 	lost      atomic.Uint64
 	connected atomic.Bool
+	settled   atomic.Bool
 	// heard is when the last message came, in nanoseconds since the fleet's
 	// start + 1; 0 for never.
 	heard   atomic.Int64
@@ -203,6 +204,10 @@ func (p *publisher) publish(time.Time) {
 	s.hasSeq.Store(p.st.has)
 	s.lost.Store(p.st.lost)
 	s.connected.Store(p.st.up)
+	switch p.st.shown {
+	case Live, Partial, Suspect:
+		s.settled.Store(true)
+	}
 	e := p.st.lastErr
 	if e == "" {
 		e = p.fault
@@ -217,7 +222,7 @@ func (p *publisher) currentStatus() Status {
 	s := &p.status
 	st := Status{
 		State: State(s.state.Load()), Seq: s.seq.Load(), HasSeq: s.hasSeq.Load(),
-		Age: -1, Lost: s.lost.Load(), Connected: s.connected.Load(),
+		Age: -1, Lost: s.lost.Load(), Connected: s.connected.Load(), Settled: s.settled.Load(),
 	}
 	if at := s.heard.Load(); at != 0 {
 		st.Age = max(0, time.Since(p.fleet.start)-time.Duration(at-1))

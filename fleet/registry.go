@@ -87,9 +87,9 @@ func (h *httpSource) entries(specs []WorkerSpec) []entry {
 
 // Put states the worker of an id, in place of everything that was registered
 // under it. The same spec again changes nothing. It fails with ErrInvalid,
-// ErrDenied or ErrConflict, and then nothing has changed.
+// ErrDenied, ErrConflict or ErrCapture, and then nothing has changed.
 func (f *Fleet) Put(spec WorkerSpec) error {
-	return f.http.change(spec, func(specs []WorkerSpec) []WorkerSpec {
+	return f.change(spec, func(specs []WorkerSpec) []WorkerSpec {
 		at := slices.IndexFunc(specs, func(o WorkerSpec) bool { return o.ID == spec.ID })
 		if at < 0 {
 			return append(specs, spec)
@@ -108,7 +108,7 @@ func (f *Fleet) Put(spec WorkerSpec) error {
 
 // Register is Put for one of several models of an id: it leaves the others.
 func (f *Fleet) Register(spec WorkerSpec) error {
-	return f.http.change(spec, func(specs []WorkerSpec) []WorkerSpec {
+	return f.change(spec, func(specs []WorkerSpec) []WorkerSpec {
 		at := slices.IndexFunc(specs, func(o WorkerSpec) bool { return o.ID == spec.ID && o.Key() == spec.Key() })
 		if at < 0 {
 			return append(specs, spec)
@@ -120,6 +120,9 @@ func (f *Fleet) Register(spec WorkerSpec) error {
 
 // Registered returns what was registered over HTTP under an id, as it was given.
 func (f *Fleet) Registered(id string) []WorkerSpec {
+	if f.offline {
+		return nil
+	}
 	f.http.mu.Lock()
 	defer f.http.mu.Unlock()
 	var out []WorkerSpec
@@ -135,19 +138,23 @@ func (f *Fleet) Registered(id string) []WorkerSpec {
 // ErrUnknownWorker where nobody has it, with ErrConflict where it is another
 // source's.
 func (f *Fleet) Delete(id string) error {
-	return f.http.remove(id, func(s WorkerSpec) bool { return s.ID == id })
+	return f.withdraw(id, func(s WorkerSpec) bool { return s.ID == id })
 }
 
 // Unregister removes one model of an id and leaves the others.
 func (f *Fleet) Unregister(id string, key SetKey) error {
-	return f.http.remove(id, func(s WorkerSpec) bool { return s.ID == id && s.Key() == key })
+	return f.withdraw(id, func(s WorkerSpec) bool { return s.ID == id && s.Key() == key })
 }
 
 // change checks spec and puts edit's result in force.
-func (h *httpSource) change(spec WorkerSpec, edit func([]WorkerSpec) []WorkerSpec) error {
+func (f *Fleet) change(spec WorkerSpec, edit func([]WorkerSpec) []WorkerSpec) error {
+	if f.offline {
+		return ErrCapture
+	}
 	if err := spec.Validate(); err != nil {
 		return err
 	}
+	h := f.http
 	ranks, err := spec.ranks()
 	if err != nil {
 		return fmt.Errorf("%w: worker %q: %w", ErrInvalid, spec.ID, err)
@@ -173,24 +180,38 @@ func (h *httpSource) check(endpoint string) error {
 	return h.fleet.o.Allow.Check(endpoint)
 }
 
-// collides tries the new registrations among everything that is stated.
+// collides tries the new registrations among everything that is stated: spec
+// must come into force, and nothing that is in force may fall out of it.
 func (h *httpSource) collides(spec WorkerSpec, next []WorkerSpec) error {
 	f := h.fleet
 	f.reconciling.Lock()
 	defer f.reconciling.Unlock()
-	f.mu.Lock()
-	saved := h.state.entries
-	h.state.entries = h.entries(next)
-	entries, models, _ := f.stated()
-	h.state.entries = saved
-	f.mu.Unlock()
-	_, problems := f.statements(entries, models)
-	for _, p := range problems {
-		if p.Source == "http" && p.Entry == spec.ID {
+	before := h.problems(h.entries(h.specs))
+	for _, p := range h.problems(h.entries(next)) {
+		own := p.Source == "http" && p.Entry == spec.ID
+		if own || !slices.ContainsFunc(before, p.sameEntry) {
 			return p.Err
 		}
 	}
 	return nil
+}
+
+// problems are what would stand in the way if these were the registrations:
+// under reconciling.
+func (h *httpSource) problems(entries []entry) []Problem {
+	f := h.fleet
+	f.mu.Lock()
+	saved := h.state.entries
+	h.state.entries = entries
+	all, models, _ := f.stated()
+	h.state.entries = saved
+	f.mu.Unlock()
+	_, problems := f.statements(all, models)
+	return problems
+}
+
+func (p Problem) sameEntry(o Problem) bool {
+	return p.Source == o.Source && p.Where == o.Where && p.Entry == o.Entry
 }
 
 // commit writes the file, then puts it in force: under h.mu.
@@ -209,7 +230,11 @@ func (h *httpSource) commit(next []WorkerSpec) error {
 	return nil
 }
 
-func (h *httpSource) remove(id string, match func(WorkerSpec) bool) error {
+func (f *Fleet) withdraw(id string, match func(WorkerSpec) bool) error {
+	if f.offline {
+		return ErrCapture
+	}
+	h := f.http
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := slices.DeleteFunc(slices.Clone(h.specs), match)

@@ -27,6 +27,8 @@ var (
 	// ErrConflict: two entries would subscribe to one publisher, or an id is
 	// another source's.
 	ErrConflict = errors.New("conflicting registration")
+	// ErrCapture: the fleet is a capture's, which nobody changes.
+	ErrCapture = errors.New("this daemon serves a capture, not a fleet")
 	// ErrDenied: the endpoint is outside of what a registration may make the
 	// daemon dial.
 	ErrDenied = errors.New("endpoint not allowed")
@@ -105,6 +107,9 @@ type Status struct {
 	LastError string
 	// Connected says that the subscription's transport is up.
 	Connected bool
+	// Settled says that the stream has been live, partial or suspect before:
+	// what is being replayed is a gap, not all there is.
+	Settled bool
 }
 
 // Picture is one worker set at one moment. It is immutable; a query takes it

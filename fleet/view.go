@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvindexd/kvindexd/index"
+	"github.com/kvindexd/kvindexd/normalize"
 )
 
 // WorkerView is one worker as an operator sees it.
@@ -29,7 +30,7 @@ type WorkerView struct {
 	// not; MMClaim tells what became of a claim: "", "believed" or
 	// "claimed, refused: no_image_token_id".
 	ExactMM  bool
-	MMReason string
+	MMReason normalize.Reason
 	MMClaim  string
 
 	// Streams by rank; none while the worker is not admitted.
@@ -105,7 +106,7 @@ func (w *worker) describe() WorkerView {
 	case v.ExactMM:
 		v.MMClaim = "believed"
 	default:
-		v.MMClaim = "claimed, refused: " + v.MMReason
+		v.MMClaim = "claimed, refused: " + string(v.MMReason)
 	}
 	return v
 }
@@ -140,8 +141,12 @@ func (p *publisher) counts() StreamCounts {
 	return n
 }
 
-// Reset drops what is held for a worker and starts again from its replay.
+// Reset drops what is held for a worker and starts again from its replay. It
+// fails with ErrUnknownWorker, and with ErrCapture where there is no replay.
 func (f *Fleet) Reset(id string) error {
+	if f.offline {
+		return ErrCapture
+	}
 	f.mu.Lock()
 	var pubs []*publisher
 	found := false
@@ -163,14 +168,17 @@ func (f *Fleet) Reset(id string) error {
 
 // Readiness counts what a daemon's readiness depends on.
 type Readiness struct {
-	// Workers are admitted, Settled of them have no stream that is still
-	// connecting, replaying or restored.
+	// Workers are admitted, Settled of them are followed: see Ready.
 	Workers, Settled int
 	// Waiting names the others' streams, "worker/rank: state", sorted.
 	Waiting []string
 }
 
-// Ready tells how far the fleet is.
+// Ready tells how many workers are followed, with all their streams. A stream
+// is followed from the end of its first replay on (where there is none to ask,
+// from its connection on) until it is disconnected for longer than the grace:
+// what it held then ages, and a replica that still hears it answers better. A
+// gap that is being filled changes nothing.
 func (f *Fleet) Ready() Readiness {
 	var r Readiness
 	for _, v := range f.Workers() {
@@ -179,9 +187,9 @@ func (f *Fleet) Ready() Readiness {
 		}
 		r.Workers++
 		settled := true
-		for _, s := range v.Streams {
-			switch s.Status.State {
-			case Connecting, Replaying, Restored:
+		for i := range v.Streams {
+			s := &v.Streams[i]
+			if !s.followed() {
 				settled = false
 				r.Waiting = append(r.Waiting, streamName(v.Spec.ID, s.Rank)+": "+s.Status.State.String())
 			}
@@ -192,4 +200,16 @@ func (f *Fleet) Ready() Readiness {
 	}
 	slices.Sort(r.Waiting)
 	return r
+}
+
+func (s *StreamView) followed() bool {
+	switch s.Status.State {
+	case Live, Partial, Suspect:
+		return true
+	case Replaying:
+		return s.Status.Settled
+	case Connecting:
+		return s.Status.Connected && s.ReplayEndpoint == ""
+	}
+	return false
 }

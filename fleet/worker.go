@@ -171,14 +171,14 @@ func (s *statement) exact() bool {
 }
 
 // mmReason is why the worker cannot answer exactly; "" where it can.
-func (s *statement) mmReason() string {
+func (s *statement) mmReason() normalize.Reason {
 	switch {
 	case s.exact():
 		return ""
 	case !s.view.IDs.HasImage:
-		return "no_image_token_id"
+		return normalize.NoImageTokenID
 	}
-	return "no_extra_keys"
+	return normalize.ExtraKeysHidden
 }
 
 // differences lists the fields that both state and that differ.
