@@ -174,6 +174,8 @@ func BenchmarkMatch(b *testing.B) {
 	r := &MatchRequest{Tokens: prompt, TopK: 8, given: fieldTokens}
 	a := new(MatchResponse)
 	b.ReportAllocs()
+	before := cpuTime()
+	defer func() { b.ReportMetric(float64(cpuTime()-before)/1e3/float64(b.N), "cpu-µs/op") }()
 	for b.Loop() {
 		if err := s.match(b.Context(), r, a); err != nil || len(a.Workers) != 8 || a.Workers[0].Device != 8192 {
 			b.Fatal(err, len(a.Workers))

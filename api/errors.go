@@ -33,6 +33,7 @@ const (
 	ReasonInvalidWorker     Reason = "invalid_worker"
 	ReasonWorkerConflict    Reason = "worker_conflict"
 	ReasonEndpointForbidden Reason = "endpoint_not_allowed"
+	ReasonServesCapture     Reason = "serves_capture"
 	ReasonNoSnapshots       Reason = "no_snapshots"
 	ReasonSnapshotRunning   Reason = "snapshot_running"
 	ReasonNothingToKeep     Reason = "nothing_to_keep"
@@ -55,7 +56,7 @@ func Reasons() []Reason {
 		ReasonConflictingFields, ReasonUnknownIsolation, ReasonTooManyRequests, ReasonBodyTooLarge,
 		ReasonBodyTimeout, ReasonMediaType, ReasonContentEncoding, ReasonUnknownModel,
 		ReasonAmbiguousModel, ReasonLoraContradiction, ReasonExactUnavailable, ReasonUnknownWorker,
-		ReasonInvalidWorker, ReasonWorkerConflict, ReasonEndpointForbidden,
+		ReasonInvalidWorker, ReasonWorkerConflict, ReasonEndpointForbidden, ReasonServesCapture,
 		ReasonNoSnapshots, ReasonSnapshotRunning, ReasonNothingToKeep, ReasonSnapshotFailed,
 		ReasonSaltWithHashes, ReasonUnauthenticated, ReasonForbidden, ReasonCrossOrigin,
 		ReasonNotFound, ReasonMethod, ReasonOverloaded, ReasonUnavailable,

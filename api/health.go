@@ -40,7 +40,7 @@ func handleReady(c *call) *Error {
 	r := c.srv.Fleet.Ready()
 	a := readyAnswer{Workers: r.Workers, Settled: r.Settled, MinWorkers: c.srv.MinWorkers, Missing: []string{}}
 	if r.Settled < c.srv.MinWorkers {
-		a.Missing = append(a.Missing, fmt.Sprintf("%d of at least %d workers have been heard from (%d are configured and admitted)", r.Settled, c.srv.MinWorkers, r.Workers))
+		a.Missing = append(a.Missing, fmt.Sprintf("%d of at least %d workers are followed (%d are configured and admitted)", r.Settled, c.srv.MinWorkers, r.Workers))
 	}
 	if c.srv.authorize(read, c.r) == nil {
 		a.Waiting = r.Waiting

@@ -211,12 +211,22 @@ func (q *query) ask(p *fleet.Picture, r *MatchRequest) {
 	if r.Include&IncludeHashes != 0 {
 		q.keepHashes(p)
 	}
-	q.rows = slices.Grow(q.rows[:0], len(q.asked))[:len(q.asked)]
-	clear(q.rows)
-	p.Index.Match(&index.Query{PromptTokens: q.tokens, Views: q.views, Of: q.of}, q.streams, q.rows)
+	q.match(p)
 	for i, m := range q.asked {
 		q.candidates = append(q.candidates, q.candidate(p, m, q.rows[i], q.of[i]))
 	}
+}
+
+// match asks the index: by the picture's roster where all its members are
+// asked.
+func (q *query) match(p *fleet.Picture) {
+	q.rows = slices.Grow(q.rows[:0], len(q.asked))[:len(q.asked)]
+	iq := index.Query{PromptTokens: q.tokens, Views: q.views, Of: q.of}
+	if len(q.asked) == len(p.Members) {
+		p.Roster.Match(&iq, q.rows)
+		return
+	}
+	p.Index.Match(&iq, q.streams, q.rows)
 }
 
 // choose fills asked, streams and of with the members that may answer.

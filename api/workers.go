@@ -65,7 +65,7 @@ type workerAnswer struct {
 	VideoTokenID *uint32          `json:"video_token_id"`
 	VideoFrom    string           `json:"video_token_id_from,omitempty"`
 	ExactMM      bool             `json:"exact_mm"`
-	MMReason     string           `json:"exact_mm_reason,omitempty"`
+	MMReason     normalize.Reason `json:"exact_mm_reason,omitempty"`
 	MMClaim      string           `json:"exact_mm_claim,omitempty"`
 	Adapters     []string         `json:"adapters"`
 	Ranks        []rankAnswer     `json:"ranks"`
@@ -279,6 +279,8 @@ func fleetError(err error) *Error {
 	switch {
 	case errors.Is(err, fleet.ErrUnknownWorker):
 		return failf(http.StatusNotFound, ReasonUnknownWorker, "%v (GET /v1/workers lists them)", err)
+	case errors.Is(err, fleet.ErrCapture):
+		return failf(http.StatusConflict, ReasonServesCapture, "%v: nothing can be changed", err)
 	case errors.Is(err, fleet.ErrDenied):
 		return failf(http.StatusForbidden, ReasonEndpointForbidden, "%v; the daemon's --allow-endpoint decides", err)
 	case errors.Is(err, fleet.ErrConflict):
