@@ -32,6 +32,7 @@ func (s *Server) routes() []route {
 		{method: "GET", path: "/workers", access: read, dropin: true, handle: handleInstances},
 		{method: "POST", path: "/query", access: read, dropin: true, body: true, handle: handleQuery},
 		{method: "POST", path: "/query_by_hash", access: read, dropin: true, body: true, handle: handleQueryByHash},
+		{method: "GET", path: "/dump", access: read, dropin: true, streams: true, handle: handleDropInDump},
 		{method: "GET", path: "/health", access: public, dropin: true, handle: handleHealth},
 		{method: "POST", path: "/register_peer", access: change, dropin: true, body: true, handle: handleRegisterPeer},
 		{method: "POST", path: "/deregister_peer", access: change, dropin: true, body: true, handle: handleDeregisterPeer},

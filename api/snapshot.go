@@ -43,18 +43,27 @@ func handleSnapshot(c *call) *Error {
 // stream.
 const maxDumps = 2
 
+// dumping takes one of the few places that there are for dumps.
+func (s *Server) dumping() (done func(), err *Error) {
+	select {
+	case s.dumps <- struct{}{}:
+		return func() { <-s.dumps }, nil
+	default:
+		err = failf(http.StatusTooManyRequests, ReasonOverloaded, "%d dumps are being written already; try again", maxDumps)
+		err.RetryAfter = time.Second
+		return nil, err
+	}
+}
+
 // handleDump answers GET /v1/dump with JSON lines: all worker sets, or those of
 // a model, namespace or role. A dump that does not end with its end line is not
 // whole.
 func handleDump(c *call) *Error {
-	select {
-	case c.srv.dumps <- struct{}{}:
-		defer func() { <-c.srv.dumps }()
-	default:
-		e := failf(http.StatusTooManyRequests, ReasonOverloaded, "%d dumps are being written already; try again", maxDumps)
-		e.RetryAfter = time.Second
-		return e
+	done, err := c.srv.dumping()
+	if err != nil {
+		return err
 	}
+	defer done()
 	sets, err := c.dumped()
 	if err != nil {
 		return err

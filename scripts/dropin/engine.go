@@ -129,6 +129,7 @@ type engine struct {
 	copies map[held]int
 	full   []int32 // groups that a block must be in to be held
 	marks  int
+	last   prompt // the newest mark
 }
 
 // newEngine publishes on free ports of loopback.
@@ -380,6 +381,7 @@ func (p *pair) settle(ctx context.Context, e *engine, patience time.Duration) (b
 		}
 	}
 	mark := e.mark()
+	e.last = mark
 	plain := *e
 	plain.form, plain.lookahead, plain.pairs = plainForm, 0, false
 	for _, g := range e.groups() {

@@ -118,6 +118,7 @@ var plays = []scenario{
 	{"a gap", onStage("gap", 2550, gap)},
 	{"restart", onStage("restart", 2600, restart)},
 	{"leaving", onStage("leaving", 2700, leaving)},
+	{"dump", onStage("dump", 2800, dumps)},
 }
 
 func scores(s *stage) {
