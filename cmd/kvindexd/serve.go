@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -40,6 +42,8 @@ type serveOptions struct {
 	tlsCert, tlsKey, tlsClientCA string
 	insecure                     bool
 	maxBody, maxBodies           byteSize
+	snapshotDir, peerTokenFile   string
+	snapshotInterval             time.Duration
 	peers                        []string
 	api                          api.Config
 }
@@ -51,7 +55,8 @@ func newServe() *cobra.Command {
 		Short: "Run the daemon: subscribe to workers, answer over HTTP",
 		Long: `serve subscribes to the event publishers of vLLM workers and answers questions
 over HTTP until SIGTERM or SIGINT; then it lets the requests in flight end and
-exits with code 0.
+exits with code 0. With --state-dir it writes snapshots of its index, at the end too,
+and begins from the last one: its streams are then confirmed by their publishers.
 
 Workers come from any of these, all at once: --worker, --config FILE (watched;
 YAML or JSON with models, workers and dns), --endpoints-file FILE (the endpoints
@@ -101,7 +106,9 @@ func (o *serveOptions) fleetFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.eventPortBase, "event-port-base", 5557, "event port of a router's endpoint of rankIndex 0")
 	f.IntVar(&o.replayPort, "replay-port-base", 0, "replay port of a router's endpoint of rankIndex 0, 0 for none")
 	f.StringArrayVar(&o.allow, "allow-endpoint", nil, "what a registration over HTTP may make the daemon dial: CIDR, address, host suffix or ipc://PREFIX (repeated; default: private and loopback addresses)")
-	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps registrations across restarts")
+	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps registrations and snapshots across restarts")
+	f.StringVar(&o.snapshotDir, "snapshot-dir", "", "directory of snapshots alone, or none (default: snapshots within --state-dir)")
+	f.DurationVar(&o.snapshotInterval, "snapshot-interval", 5*time.Minute, "time between two snapshots; negative: only at the end and on demand")
 	f.Var(&o.maxIndex, "max-index-bytes", "byte budget of each worker set's index, such as 2GiB; 0 for none")
 	f.IntVar(&o.maxReplays, "max-replays", 8, "replays that run at once")
 	f.DurationVar(&o.timing.DisconnectGrace, "disconnect-grace", 10*time.Second, "how long a connection may be down before its stream says so")
@@ -127,7 +134,8 @@ func (o *serveOptions) apiFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.api.BodyTimeout, "body-timeout", 30*time.Second, "patience for a request's body")
 	f.DurationVar(&o.api.IdleTimeout, "idle-timeout", 2*time.Minute, "patience between two requests of a connection")
 	f.DurationVar(&o.api.WriteTimeout, "write-timeout", time.Minute, "patience for a reader of an answer")
-	f.StringArrayVar(&o.peers, "peer", nil, "base URL of another replica (repeated)")
+	f.StringArrayVar(&o.peers, "peer", nil, "base URL of another replica, to recover from at the start (repeated)")
+	f.StringVar(&o.peerTokenFile, "peer-token-file", "", "file with the bearer token to send to peers")
 }
 
 // fleetOptions reads the flags about workers.
@@ -154,10 +162,32 @@ func (o *serveOptions) fleetOptions(log *slog.Logger) (fleet.Options, error) {
 	return fo, nil
 }
 
+// snapshotOptions reads the flags about coming back warm.
+func (o *serveOptions) snapshotOptions(log *slog.Logger) (fleet.SnapshotOptions, error) {
+	so := fleet.SnapshotOptions{
+		Logger: log, Dir: o.snapshotDir, Interval: o.snapshotInterval, Keep: o.timing.RestoreGrace,
+		Producer: "kvindexd " + versionText(), Peers: o.peers,
+	}
+	switch {
+	case o.snapshotDir == "none":
+		so.Dir = ""
+	case o.snapshotDir == "" && o.stateDir != "":
+		so.Dir = filepath.Join(o.stateDir, "snapshots")
+	}
+	if o.peerTokenFile != "" {
+		raw, err := os.ReadFile(o.peerTokenFile)
+		if err != nil {
+			return so, usagef("--peer-token-file: %w", err)
+		}
+		so.Peer.Token = firstToken(string(raw))
+	}
+	return so, nil
+}
+
 // apiConfig reads the flags about answering.
 func (o *serveOptions) apiConfig(log *slog.Logger) (api.Config, error) {
 	c := o.api
-	c.Logger, c.Version, c.Peers = log, versionText(), o.peers
+	c.Logger, c.Version, c.Peers, c.PeersChanged = log, versionText(), o.peers, o.keepPeers(log)
 	c.MaxBody, c.MaxBodies = int64(o.maxBody), int64(o.maxBodies)
 	var err error
 	if o.tokenFile != "" {
@@ -204,7 +234,12 @@ func runServe(cmd *cobra.Command, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
+	o.loadPeers(log)
 	fo, err := o.fleetOptions(log)
+	if err != nil {
+		return err
+	}
+	so, err := o.snapshotOptions(log)
 	if err != nil {
 		return err
 	}
@@ -212,7 +247,40 @@ func runServe(cmd *cobra.Command, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
-	f, err := fleet.New(fo)
+	l, err := o.listener()
+	if err != nil {
+		return err
+	}
+	defer l.Close() // for the ways out before it serves
+	d := &daemon{log: log, listener: l}
+	if err := d.assemble(cmd.Context(), fo, so, ac); err != nil {
+		return err
+	}
+	return d.run(cmd.Context())
+}
+
+// daemon is the parts of serve that run.
+type daemon struct {
+	log       *slog.Logger
+	snapshots *fleet.Snapshots // nil keeps none
+	fleet     *fleet.Fleet
+	server    *api.Server
+	listener  net.Listener
+}
+
+// assemble makes the parts. What a snapshot or a peer has is read before the
+// fleet is made, and goes to its streams when they begin.
+func (d *daemon) assemble(ctx context.Context, fo fleet.Options, so fleet.SnapshotOptions, ac api.Config) (err error) {
+	if d.snapshots, err = fleet.OpenSnapshots(ctx, so); err != nil {
+		return snapshotError(so.Dir, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.snapshots.Close(ctx, nil))
+		}
+	}()
+	fo.Restore = d.snapshots.Restore
+	d.fleet, err = fleet.New(fo)
 	if errors.Is(err, fleet.ErrInvalid) {
 		return usageError{err}
 	}
@@ -220,51 +288,48 @@ func runServe(cmd *cobra.Command, o *serveOptions) error {
 		return err
 	}
 	// A file may be mended while the daemon runs; the command line cannot.
-	for _, p := range f.Problems() {
+	for _, p := range d.fleet.Problems() {
 		if p.Source == "flags" {
 			return usageError{p.Err}
 		}
 	}
-	ac.Fleet = f
-	server, err := api.NewServer(ac)
-	if err != nil {
-		return err
-	}
-	l, err := o.listener()
-	if err != nil {
-		return err
-	}
-	d := daemon{log: log, fleet: f, server: server, listener: l}
-	return d.run(cmd.Context())
+	ac.Fleet, ac.Snapshots = d.fleet, d.snapshots
+	d.server, err = api.NewServer(ac)
+	return err
 }
 
-// daemon is the parts of serve that run.
-type daemon struct {
-	log      *slog.Logger
-	fleet    *fleet.Fleet
-	server   *api.Server
-	listener net.Listener
-}
+// lastSnapshot bounds the snapshot at the end.
+const lastSnapshot = 20 * time.Second
 
-// run serves until ctx ends, then lets what is in flight come to its end before
-// the subscriptions do.
+// run serves until ctx ends, then lets what is in flight come to its end, writes
+// a last snapshot, and ends the subscriptions.
 func (d *daemon) run(ctx context.Context) error {
 	signal.Ignore(syscall.SIGHUP) // files are watched, a reload needs no signal
 	d.log.Info("listening", "address", d.listener.Addr().String(), "version", versionText(), "pid", os.Getpid())
 	if d.fleet.Ready().Workers == 0 {
 		d.log.Info("no worker yet", "hint", "--worker, --config, --dns, or register one over HTTP")
 	}
-	subscriptions, stop := context.WithCancel(context.WithoutCancel(ctx))
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- d.fleet.Run(subscriptions) }()
+	var wg sync.WaitGroup
+	var failed error
+	wg.Go(func() { failed = d.fleet.Run(background) })
+	if d.snapshots != nil {
+		wg.Go(func() { d.snapshots.Run(background, d.fleet) })
+	}
 	err := d.server.Serve(ctx, d.listener)
 	if err == nil {
 		d.log.Info("stopping", "reason", context.Cause(ctx))
 	}
+	if d.snapshots != nil {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSnapshot)
+		err = errors.Join(err, d.snapshots.Close(last, d.fleet))
+		cancel()
+	}
 	stop()
-	if ferr := <-ended; ferr != nil && !errors.Is(ferr, context.Canceled) {
-		err = errors.Join(err, ferr)
+	wg.Wait()
+	if !errors.Is(failed, context.Canceled) {
+		err = errors.Join(err, failed)
 	}
 	d.log.Info("stopped")
 	return err

@@ -41,7 +41,11 @@ func (s *served) holds(p *simPrompt, tokens int) {
 		if err != nil {
 			return err
 		}
-		if len(a.Workers) == 0 || a.Workers[0].Device != tokens {
+		held := 0
+		if len(a.Workers) > 0 {
+			held = a.Workers[0].Device
+		}
+		if held != tokens {
 			return fmt.Errorf("%+v, want %d tokens", a.Workers, tokens)
 		}
 		return nil
