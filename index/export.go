@@ -13,8 +13,8 @@ import (
 // Chunks, for each. It belongs to one goroutine; several exports of a set may
 // run at once. What two streams share is written once.
 //
-// It keeps some 16 bytes for each run of the set, and the encoded form of one
-// stream: up to 16 bytes for each of its blocks.
+// It keeps some 24 bytes for each run of the set, and the encoded form of the
+// largest stream: up to 32 bytes for each of its blocks.
 type Export struct {
 	set   *Set
 	trees []*exportedTree
@@ -26,6 +26,7 @@ type Export struct {
 	cuts    []int  // where heads may end a chunk
 	stack   []want
 	chunk   []byte
+	spare   takenMember // memory of the last stream, used again
 }
 
 // exportedTree remembers which runs of a tree stand in the export already. The
@@ -74,7 +75,7 @@ type Taken struct {
 }
 
 // Export begins to export the set. The caller must Close it.
-func (x *Set) Export() *Export { return &Export{set: x, heads: make([]byte, 0, 1<<20)} }
+func (x *Set) Export() *Export { return &Export{set: x} }
 
 // Close ends the export.
 func (e *Export) Close() {
@@ -151,6 +152,21 @@ func (u *turn) spend(cost int) (yielded bool) {
 }
 
 func (u *turn) end() { u.lock.Unlock() }
+
+// Prepare makes room for what s holds, so that Take, for which the stream's
+// writer waits, does not have to. It may be left out.
+func (e *Export) Prepare(s *Stream) {
+	e.set.mu.RLock()
+	blocks, runs, own := 0, 0, 0
+	for _, m := range s.members {
+		blocks, runs, own = blocks+int(slices.Max(m.resident[:])), runs+len(m.runs), own+m.own.n
+	}
+	e.set.mu.RUnlock()
+	const words, record = 2 * 8, 32 // a block's, and what else a run takes
+	e.heads = slices.Grow(e.heads, blocks*words+runs*record)
+	e.spare.entries = slices.Grow(e.spare.entries[:0], runs)
+	e.spare.own = slices.Grow(e.spare.own[:0], own)
+}
 
 // Take copies what s holds. Nothing may write to s meanwhile; other streams and
 // queries go on, and wait for at most some 100 µs. False: s is closed.
@@ -254,8 +270,9 @@ func (e *Export) takeMember(u *turn, i int, m *member) {
 	et := e.find(m.t)
 	e.taken.members = append(e.taken.members, takenMember{head: m.appendHead(nil, et.number)})
 	tm := &e.taken.members[i]
-	tm.entries = make([]takenEntry, 0, len(m.runs))
-	tm.own = make([]ownHandle, 0, m.own.n)
+	tm.entries = slices.Grow(e.spare.entries[:0], len(m.runs))
+	tm.own = slices.Grow(e.spare.own[:0], m.own.n)
+	e.spare = takenMember{}
 	for k := 0; k < len(m.runs); { // it may shrink where the turn is over
 		if e.takeEntry(u, et, m, m.runs[k], tm) {
 			k++
@@ -424,6 +441,9 @@ func (e *Export) writeMore(t *tree, r *run, have *exportedRun, w want) {
 }
 
 func (t *tree) appendHandles(dst []byte, r *run, mask uint64) []byte {
+	if mask == lowBits(int(r.n)) {
+		return appendWords(dst, t.words.array(r.words+1<<r.class, int(r.n)))
+	}
 	for ; mask != 0; mask &= mask - 1 {
 		dst = binary.LittleEndian.AppendUint64(dst, *t.engine(r, bits.TrailingZeros64(mask)))
 	}
@@ -511,7 +531,10 @@ func (e *Export) Chunks(emit func(chunk []byte) error) error {
 	out.b = binary.AppendUvarint(out.b, uint64(entries))
 	out.b = binary.AppendUvarint(out.b, uint64(memberships))
 	out.flush()
-	e.chunk, e.taken = out.b, takenStream{}
+	if e.chunk = out.b; len(e.taken.members) > 0 {
+		e.spare = e.taken.members[0]
+	}
+	e.taken = takenStream{}
 	return out.err
 }
 
@@ -528,10 +551,7 @@ func (e *Export) emitHeads(emit func([]byte) error) error {
 		}
 		from = to
 	}
-	const keep = 8 << 20
-	if e.heads, e.cuts = e.heads[:0], e.cuts[:0]; cap(e.heads) > keep {
-		e.heads = nil
-	}
+	e.heads, e.cuts = e.heads[:0], e.cuts[:0]
 	return nil
 }
 

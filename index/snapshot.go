@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/kvindexd/kvindexd/normalize"
 )
@@ -77,8 +78,10 @@ const (
 
 // appendWords appends words little endian.
 func appendWords(dst []byte, words []uint64) []byte {
-	for _, w := range words {
-		dst = binary.LittleEndian.AppendUint64(dst, w)
+	n := len(dst)
+	dst = slices.Grow(dst, 8*len(words))[:n+8*len(words)]
+	for i, w := range words {
+		binary.LittleEndian.PutUint64(dst[n+8*i:], w)
 	}
 	return dst
 }
