@@ -190,6 +190,7 @@ func (c *copied) set(ctx context.Context, p *Picture, w lineWriter, progress fun
 
 // take copies one stream while its publisher is held back.
 func (c *copied) take(m *Member, e *index.Export) (mk Mark, t index.Taken, ok bool) {
+	e.Prepare(m.stream)
 	m.Freeze(func(now Mark) {
 		if mk = now; !mk.HasSeq {
 			return
