@@ -51,7 +51,7 @@ itself within seconds, with exit code 1 if an answer was wrong.`,
 		},
 	}
 	cmd.Flags().BoolVar(&keep, "keep", false, "go on afterwards, with steady traffic, until interrupted")
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address to answer on")
+	cmd.Flags().StringVar(&listen, "address", "127.0.0.1:0", "address to answer on")
 	return cmd
 }
 
@@ -156,7 +156,7 @@ func (d *demo) daemon(specs []fleet.WorkerSpec, listen string) error {
 		return err
 	}
 	if err := api.CheckListen(listen, false, false); err != nil {
-		return usagef("--listen: %w", err)
+		return usagef("--address: %w", err)
 	}
 	l, err := net.Listen("tcp", listen)
 	if err != nil {

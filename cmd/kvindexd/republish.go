@@ -46,12 +46,12 @@ func republish(cmd *cobra.Command, log *slog.Logger, c *captureFile, o *republis
 		return err
 	}
 	defer r.close()
-	r.table(cmd)
 	if o.writeConfig != "" {
 		if err := r.writeConfig(o.writeConfig); err != nil {
 			return err
 		}
 	}
+	r.table(cmd)
 	if err := r.waitSubscribers(ctx, o.wait); err != nil {
 		return err
 	}
