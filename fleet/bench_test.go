@@ -2,8 +2,8 @@ package fleet
 
 import (
 	"bufio"
-	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -42,7 +42,7 @@ func publishAt(rate string) error {
 	if err != nil {
 		return err
 	}
-	p, err := zmqwire.NewPublisher(zmqwire.PublisherConfig{Endpoint: "tcp://127.0.0.1:*", ReplayEndpoint: "tcp://127.0.0.1:*", Logger: quiet})
+	p, err := zmqwire.NewPublisher(zmqwire.PublisherConfig{Endpoint: "tcp://0.0.0.0:0", ReplayEndpoint: "tcp://0.0.0.0:0", Logger: quiet})
 	if err != nil {
 		return err
 	}
@@ -79,25 +79,33 @@ func BenchmarkFollow(b *testing.B) {
 	}
 }
 
-func follow(b *testing.B, rate int) {
+// publisherAt starts this binary as a publisher and returns its stdin, its
+// stdout by line and its endpoints.
+func publisherAt(b *testing.B, rate int) (in io.Writer, lines *bufio.Scanner, events, replay string) {
+	b.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), followRate+"="+strconv.Itoa(rate))
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
+	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		b.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { in.Close(); cmd.Wait() })
-	lines := bufio.NewScanner(out)
+	b.Cleanup(func() { stdin.Close(); _ = cmd.Wait() })
+	lines = bufio.NewScanner(stdout)
 	lines.Scan()
-	events, replay, _ := strings.Cut(lines.Text(), " ")
+	events, replay, _ = strings.Cut(lines.Text(), " ")
+	return stdin, lines, at("127.0.0.1", events), at("127.0.0.1", replay)
+}
+
+func follow(b *testing.B, rate int) {
+	in, lines, events, replay := publisherAt(b, rate)
 	f := running(b, Options{Timing: Timing{}.withDefaults(), Workers: []WorkerSpec{{ID: "w", Model: "m", Endpoint: events, ReplayEndpoint: replay}}})
 	eventually(b, func() string {
 		if st := statusOf(f, "w/0"); st.State != Live {
@@ -162,32 +170,29 @@ func followPayloads() (payloads [][]byte, err error) {
 	return payloads, nil
 }
 
-// BenchmarkIdleStream is what one more subscription costs while nothing comes,
-// the publisher's side of its connection included.
+// BenchmarkIdleStream is what one more subscription costs while nothing comes:
+// 256 of them, to a publisher in another process under 256 addresses.
 func BenchmarkIdleStream(b *testing.B) {
 	const n = 256
-	var publishers []*zmqwire.Publisher
+	_, _, events, replay := publisherAt(b, 1)
 	var specs []WorkerSpec
 	for i := range n {
-		p, err := zmqwire.NewPublisher(zmqwire.PublisherConfig{Endpoint: "tcp://127.0.0.1:*", Logger: quiet})
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer p.Close()
-		publishers = append(publishers, p)
-		specs = append(specs, WorkerSpec{ID: fmt.Sprint("w", i), Model: "m", Endpoint: p.Addr()})
+		addr := fmt.Sprintf("127.0.%d.%d", 1+i/128, 1+i%128)
+		specs = append(specs, WorkerSpec{ID: fmt.Sprint("w", i), Model: "m", Endpoint: at(addr, events), ReplayEndpoint: at(addr, replay)})
 	}
 	goroutines, heap := runtime.NumGoroutine(), heapAlloc()
-	running(b, Options{Workers: specs})
-	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
-	defer cancel()
-	for _, p := range publishers {
-		if err := p.WaitSubscribers(ctx, 1); err != nil {
-			b.Fatal(err)
+	f := running(b, Options{Timing: Timing{}.withDefaults(), Workers: specs})
+	eventually(b, func() string {
+		if r := f.Ready(); r.Settled != n {
+			return fmt.Sprintf("%d of %d streams are followed", r.Settled, n)
 		}
-	}
+		return ""
+	})
 	b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/n, "goroutines/stream")
 	b.ReportMetric(float64(heapAlloc()-heap)/n/1024, "KB/stream")
+	for range b.N { // There is nothing to do.
+		runtime.Gosched()
+	}
 }
 
 func heapAlloc() int64 {

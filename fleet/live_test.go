@@ -394,31 +394,6 @@ func settleGoroutines(t *testing.T) {
 	})
 }
 
-// TestManyStreams: even service with many subscriptions, some of them to nobody.
-func TestManyStreams(t *testing.T) {
-	noLeaks(t)
-	const n = 64
-	e := newEngine(t, zmqwire.PublisherConfig{})
-	e.store(0, 1)
-	dead, err := net.Listen("tcp", "127.0.0.1:0") // accepts and says nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dead.Close()
-	var specs []WorkerSpec
-	for i := range n {
-		s := e.spec(fmt.Sprintf("w%d", i))
-		s.Endpoint = "tcp://" + wiretest.NewProxy(t, hostOf(e.pub.Addr())).Addr()
-		specs = append(specs, s)
-		specs = append(specs, WorkerSpec{ID: fmt.Sprintf("dead%d", i), Model: "m", Endpoint: fmt.Sprintf("tcp://127.0.0.2:%d", 1+i), ReplayEndpoint: "tcp://" + dead.Addr().String()})
-	}
-	f := running(t, Options{Workers: specs})
-	e.store(2)
-	for i := range n {
-		e.truth(f, fmt.Sprintf("w%d/0", i), Live)
-	}
-}
-
 // TestRemovalThatCannotBeRead: the block may be gone or not. The stream says so,
 // and a clear ends the doubt.
 func TestRemovalThatCannotBeRead(t *testing.T) {
