@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -34,6 +33,8 @@ type ExplainedMatch struct {
 	Device    int    `json:"device"`
 	Host      int    `json:"host"`
 	Disk      int    `json:"disk"`
+	// Usable is what vLLM would take; nil where that is not known.
+	Usable *int `json:"usable_tokens"`
 	// Identified is how much of the prompt has an identity at this worker.
 	Identified int `json:"identified_tokens"`
 	// Ended has an entry for each tier: where its run ended and why.
@@ -49,6 +50,13 @@ type MatchEnd struct {
 	Block int    `json:"block"`
 	Token int    `json:"token"`
 	Note
+	// Seq is the batch that removed the block, for the code removed.
+	Seq *uint64 `json:"seq,omitempty"`
+	// Others is how many other streams of the worker set hold the block on
+	// their device.
+	Others int `json:"others,omitempty"`
+	// Param is the field of the request at which the match ended.
+	Param string `json:"param,omitempty"`
 }
 
 // Note is a stable code and a plain sentence.
@@ -70,257 +78,222 @@ func handleExplain(c *call) *Error {
 }
 
 // Explain answers for every stream that the request may ask, whether it holds
-// anything or not.
+// anything or not, in the order of the rows of a match.
 func (s *Service) Explain(ctx context.Context, r *MatchRequest) (*Explanation, *Error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	q := new(query)
+	e := explainer{fleet: s.fleet, request: r, query: new(query)}
+	q := e.query
 	q.reset(r)
-	if err := q.run(s.fleet, r); err != nil {
+	if err := q.resolve(s.fleet, r); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(q.candidates, compareCandidates)
-	x := &Explanation{Model: q.resolved.Model, LoraName: q.resolved.LoraName, RequestID: r.RequestID, PromptTokens: q.tokens, Streams: []ExplainedMatch{}}
-	e := explainer{service: s, request: r, query: q}
-	for i := range q.candidates {
-		if ctx.Err() != nil {
-			return nil, failf(http.StatusServiceUnavailable, ReasonUnavailable, "the request was given up")
+	var streams []ExplainedMatch
+	for _, p := range q.resolved.Pictures {
+		from := len(q.candidates)
+		q.ask(p, r)
+		for i := from; i < len(q.candidates); i++ {
+			if ctx.Err() != nil {
+				return nil, failf(http.StatusServiceUnavailable, ReasonUnavailable, "the request was given up")
+			}
+			streams = append(streams, e.explain(&q.candidates[i], &q.views[q.of[i-from]]))
 		}
-		x.Streams = append(x.Streams, e.explain(&q.candidates[i]))
+	}
+	x := &Explanation{Model: q.resolved.Model, LoraName: q.resolved.LoraName, RequestID: r.RequestID, PromptTokens: q.tokens, Streams: []ExplainedMatch{}}
+	for _, i := range ranked(q.candidates) {
+		x.Streams = append(x.Streams, streams[i])
 	}
 	return x, nil
 }
 
+// ranked is the candidates' places, the best first.
+func ranked(cs []candidate) []int {
+	order := make([]int, len(cs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return compareCandidates(cs[a], cs[b]) })
+	return order
+}
+
 // explainer keeps what the streams of one question share.
 type explainer struct {
-	service *Service
+	fleet   *fleet.Fleet
 	request *MatchRequest
 	query   *query
-	// variants are the same tokens asked otherwise, each matched once.
+	// variants are the same tokens asked otherwise, each matched once, when
+	// the first stream wants to know.
 	variants []variant
-	asked    bool
+	varied   bool
 }
 
-// variant is the same prompt under another adapter or without its salt, and
-// what each stream would hold of it.
-type variant struct {
-	note Note
-	held map[*index.Stream]int
-}
-
-func (e *explainer) explain(c *candidate) ExplainedMatch {
+func (e *explainer) explain(c *candidate, view *index.QueryView) ExplainedMatch {
 	st := c.member.Status()
+	x := e.held(c, view)
+	bs := int(c.shape.BlockSize)
 	m := ExplainedMatch{
 		Worker: c.member.Worker, Rank: c.member.Rank, Namespace: c.member.Key.Namespace, Role: c.member.Key.Role,
 		State: st.State.String(), BlockSize: c.shape.BlockSize, Window: windowName(c.shape.Window),
-		Device: c.row.Device, Host: c.row.Host, Disk: c.row.Disk, Notes: []Note{},
+		Device: x.Device * bs, Host: x.Host * bs, Disk: x.Disk * bs, Identified: x.Asked * bs,
+		Notes: streamNotes(c, &st),
 	}
-	blocks, end := e.identified(c)
-	m.Identified = blocks * int(c.shape.BlockSize)
-	_, known := c.member.Stream().Shape()
-	for _, t := range []struct {
-		name string
-		run  int
-	}{{"device", c.row.Device}, {"host", c.row.Host}, {"disk", c.row.Disk}} {
-		at := MatchEnd{Tier: t.name, Block: t.run / int(c.shape.BlockSize), Token: t.run, Note: end}
-		if at.Block < blocks {
-			at.Note = e.notHeld(c, t.name, at.Block, known)
-		}
-		m.Ended = append(m.Ended, at)
+	if c.row.UsableReason == index.UsableKnown {
+		m.Usable = &c.row.Usable
 	}
-	m.Notes = append(m.Notes, streamNotes(c, &st)...)
-	if c.row.Device == 0 && known {
-		m.Notes = append(m.Notes, e.otherwise(c)...)
-	}
+	device := e.deviceEnd(c, &x)
+	m.Ended = []MatchEnd{device, e.lowerEnd(c, &x, device, "host", x.Host), e.lowerEnd(c, &x, device, "disk", x.Disk)}
 	return m
 }
 
-// identified is how many blocks of the prompt have an identity at c's worker,
-// and why not more.
-func (e *explainer) identified(c *candidate) (int, Note) {
-	r := e.request
-	if r.given&fieldTokens == 0 {
-		if shape, ok := c.member.Stream().Shape(); ok && shape != c.shape {
-			return 0, Note{"other_block_size", fmt.Sprintf("the hashes are of blocks of %d tokens, the stream's blocks have %d (window %s)", r.HashBlockSize, shape.BlockSize, windowName(shape.Window))}
+// held is the index's account of the candidate's stream. A stream that holds
+// nothing in any tree asked has no shape of its own there.
+func (e *explainer) held(c *candidate, view *index.QueryView) index.Explanation {
+	for _, x := range c.picture.Index.Explain(c.member.Stream(), view) {
+		if x.Shape == c.shape {
+			return x
 		}
-		return len(r.BlockHashes) + len(r.SequenceHashes), Note{"complete", "every block that was asked about is held"}
 	}
-	view := c.member.View
-	pr := e.query.prompt.Project(view, c.shape)
-	var chain normalize.Chain
-	e.query.prompt.Chain(&chain, &pr, view, c.shape)
-	n := len(chain.Seqs)
+	return index.Explanation{Shape: c.shape, Ending: index.EndOtherShape}
+}
+
+func (c *candidate) end(tier string, block int, n Note) MatchEnd {
+	return MatchEnd{Tier: tier, Block: block, Token: block * int(c.shape.BlockSize), Note: n}
+}
+
+// deviceEnd says why the run on the device ended: what the index knows, or,
+// where the stream never had the block, what the question makes of it.
+func (e *explainer) deviceEnd(c *candidate, x *index.Explanation) MatchEnd {
+	if x.Device == x.Asked && x.Ending != index.EndOtherShape {
+		return c.end("device", x.Device, e.limit(c, x.Asked))
+	}
+	end := c.end("device", x.Device, indexNote(c, x))
+	end.Others = x.Others
+	switch x.Ending {
+	case index.EndRemoved:
+		if x.HasSeq {
+			end.Seq = &x.RemovedSeq
+		}
+	case index.EndNeverStored, index.EndTrimmed:
+		if n, ok := e.otherwise(c, x); ok {
+			end.Note = n
+		} else if r := e.imageAt(c, x.Device); r != nil {
+			end.Note, end.Param = otherImage(c, x.Device, r), r.Param()
+		}
+	}
+	return end
+}
+
+// lowerEnd is where the run goes on over a lower tier ends.
+func (e *explainer) lowerEnd(c *candidate, x *index.Explanation, device MatchEnd, tier string, n int) MatchEnd {
+	switch {
+	case n == x.Asked && x.Ending != index.EndOtherShape:
+		return c.end(tier, n, e.limit(c, n))
+	case n == x.Device && x.Ending != index.EndOtherTier:
+		device.Tier = tier
+		return device
+	}
+	return c.end(tier, n, Note{"not_held", c.where(n) + " is not held on the " + tier + " or above"})
+}
+
+// limit is why no more than n blocks of the prompt can be matched at c's
+// worker, whatever it holds.
+func (e *explainer) limit(c *candidate, n int) Note {
+	if e.request.given&fieldTokens == 0 {
+		return Note{"complete", "every block that was asked about is held"}
+	}
+	pr := e.query.prompt.Project(c.member.View, c.shape)
 	next := (n+1)*int(c.shape.BlockSize) + c.shape.Window.Tokens()
 	switch {
 	case !pr.Exact:
-		return n, Note{string(pr.Reason), fmt.Sprintf("the match cannot go past token %d, where the first image begins, because images cannot be identified here: %s", pr.Limit, explainReason(pr.Reason))}
+		return Note{string(pr.Reason), fmt.Sprintf("the match cannot go past token %d, where the first image begins, because images cannot be identified here: %s", pr.Limit, explainReason(pr.Reason))}
 	case next <= e.query.tokens:
-		return n, Note{"image_without_identity", fmt.Sprintf("a placeholder token stands at token %d or after, in block %d, and the request's features declare no image there", min(pr.Limit, e.query.tokens), n)}
+		return Note{"image_without_identity", fmt.Sprintf("a placeholder token stands at token %d or after, in block %d, and the request's features declare no image there", min(pr.Limit, e.query.tokens), n)}
 	}
-	return n, Note{"complete", "every whole block of the prompt is held"}
+	return Note{"complete", "every whole block of the prompt is held"}
 }
 
-// explainReason is a projection's reason in plain words.
-func explainReason(r normalize.Reason) string {
-	switch r {
-	case normalize.NoImageTokenID:
-		return "the worker's image token id is not known; give image_token_id or model_dir for it"
-	case normalize.TowerConnectorLora:
-		return "adapters reach this worker's vision tower, so that it names images by adapter"
-	case normalize.ExtraKeysHidden:
-		return "this worker's release does not publish extra keys"
-	case normalize.TextOnlyAsked:
-		return "the request asks for text only"
-	case normalize.ImageTokenMismatch:
-		return "the placeholder's tokens are not this worker's image token"
-	case normalize.UndeclaredImageToken:
-		return "an image token of this worker stands outside of every placeholder"
-	case normalize.UnsupportedModality:
-		return "the features have a modality that this worker is not configured for"
-	}
-	if r.Malformed() {
-		return "the features are malformed (" + string(r) + ")"
-	}
-	return string(r)
-}
-
-// notHeld says why block b is not in the run of a tier.
-func (e *explainer) notHeld(c *candidate, tier string, b int, known bool) Note {
-	bs := int(c.shape.BlockSize)
-	where := fmt.Sprintf("block %d (tokens %d to %d)", b, b*bs, (b+1)*bs-1)
-	switch {
-	case !known:
-		return Note{"nothing_stored", "the stream has stored no block yet"}
-	case tier != "device" && c.row.Device > 0 && b*bs == c.row.Device:
-		return Note{"not_held", where + " is not held on the " + tier + " either"}
-	}
-	if i, ok := e.imageAt(c, b); ok {
-		return Note{"image_block_not_held", fmt.Sprintf("%s is not held on the %s; image %d of the prompt touches it, so another image may be held in its place", where, tier, i)}
-	}
-	return Note{"not_held", where + " is not held on the " + tier + ": never stored, removed, or its parent is unknown"}
-}
-
-// imageAt is the number of the first image that touches block b.
-func (e *explainer) imageAt(c *candidate, b int) (int, bool) {
+// imageAt is the first image or video that touches block b, nil if none does.
+func (e *explainer) imageAt(c *candidate, b int) *normalize.Range {
 	if e.request.given&fieldTokens == 0 {
-		return 0, false
+		return nil
 	}
 	pr := e.query.prompt.Project(c.member.View, c.shape)
 	from, to := b*int(c.shape.BlockSize), (b+1)*int(c.shape.BlockSize)+c.shape.Window.Tokens()
-	i := slices.IndexFunc(pr.Ranges, func(r normalize.Range) bool { return r.Offset < to && r.End > from })
-	return i, i >= 0
-}
-
-// streamNotes are what the stream's own state says about its answer.
-func streamNotes(c *candidate, st *fleet.Status) []Note {
-	var notes []Note
-	add := func(code, format string, args ...any) {
-		notes = append(notes, Note{code, fmt.Sprintf(format, args...)})
-	}
-	switch st.State {
-	case fleet.Connecting:
-		add("connecting", "no message and no replay answer has come yet")
-	case fleet.Replaying:
-		add("replaying", "a gap is being filled; the answer is that of before")
-	case fleet.Partial:
-		add("partial", "the start of the history is lost: what is held is true, more may exist")
-	case fleet.Suspect:
-		add("suspect", "%d batches are lost and no replay has them: removals may be missing", st.Lost)
-	case fleet.Disconnected:
-		add("disconnected", "the connection is down")
-	case fleet.Restored:
-		add("restored", "from a snapshot, not yet confirmed by the worker")
-	}
-	if st.LastError != "" {
-		add("last_error", "the stream's last fault: %s", st.LastError)
-	}
-	x := c.member.Stream().Stats()
-	if x.Orphans > 0 {
-		add("orphans", "%d blocks are announced whose parent is unknown; they match nobody until it appears", x.Orphans)
-	}
-	if x.Trimmed > 0 {
-		add("trimmed", "%d blocks were dropped to keep the memory budget, the deepest and oldest first", x.Trimmed)
-	}
-	if x.ContentConflicts > 0 {
-		add("content_conflicts", "%d blocks were announced again under another handle; the newer one counts", x.ContentConflicts)
-	}
-	if c.row.UsableReason != index.UsableKnown {
-		add(string(c.row.UsableReason), "what vLLM would use is not known: the stream has cache groups that are not indexed, or whose blocks have no known place")
-	}
-	return notes
-}
-
-// otherwise asks the same tokens without the salt and under the model's other
-// adapters: what anyone may ask who has the prompt.
-func (e *explainer) otherwise(c *candidate) []Note {
-	if !e.asked {
-		e.asked = true
-		e.variants = e.vary()
-	}
-	var notes []Note
-	for _, v := range e.variants {
-		if n := v.held[c.member.Stream()]; n > 0 {
-			notes = append(notes, Note{v.note.Code, fmt.Sprintf(v.note.Text, n)})
+	for i := range pr.Ranges {
+		if r := &pr.Ranges[i]; r.Offset < to && r.End > from {
+			return r
 		}
 	}
-	return notes
+	return nil
+}
+
+// variant is the same prompt under another adapter or without its salt, and
+// what each stream holds of it on its tiers.
+type variant struct {
+	code, how string
+	held      map[*index.Stream]int
+}
+
+// otherwise finds the variant of which c's stream holds most, if that is more
+// than what was asked: everyone who has the prompt may ask it so.
+func (e *explainer) otherwise(c *candidate, x *index.Explanation) (Note, bool) {
+	if !e.varied {
+		e.varied = true
+		e.vary()
+	}
+	most := x.Disk * int(c.shape.BlockSize)
+	var best *variant
+	for i := range e.variants {
+		if v := &e.variants[i]; v.held[c.member.Stream()] > most {
+			most, best = v.held[c.member.Stream()], v
+		}
+	}
+	if best == nil {
+		return Note{}, false
+	}
+	return Note{best.code, fmt.Sprintf("%s was never stored as it was asked, but %d tokens of the same prompt are held %s", c.where(x.Device), most, best.how)}, true
 }
 
 // maxVariants bounds the adapters that are tried.
 const maxVariants = 16
 
-func (e *explainer) vary() []variant {
-	r := *e.request
-	if r.given&fieldTokens == 0 {
-		return nil
+func (e *explainer) vary() {
+	if e.request.given&fieldTokens == 0 {
+		return
 	}
-	var out []variant
-	if r.CacheSalt != "" {
-		open := r
+	if e.request.CacheSalt != "" {
+		open := *e.request
 		open.CacheSalt = ""
-		out = append(out, e.try(&open, Note{"other_salt", "%d tokens of the same prompt are held without the salt"}))
+		e.try(&open, "other_salt", "without a salt")
 	}
-	own := e.query.prompt.LoraName
 	names := map[string]bool{"": true}
 	for _, p := range e.query.resolved.Pictures {
 		for _, a := range p.Adapters {
 			names[a] = true
 		}
 	}
-	delete(names, own)
-	r.Model = e.query.resolved.Model
+	delete(names, e.query.prompt.LoraName)
 	for _, a := range slices.Sorted(maps.Keys(names))[:min(len(names), maxVariants)] {
-		other := r
-		other.LoraName = a
-		out = append(out, e.try(&other, Note{"other_lora", "%d tokens of the same prompt are held under " + cmp.Or(quoteAdapter(a), "the base model")}))
-	}
-	return out
-}
-
-// quoteAdapter makes a name safe to stand in a format.
-func quoteAdapter(name string) string {
-	if name == "" {
-		return ""
-	}
-	out := []byte("adapter ")
-	for _, c := range []byte(fmt.Sprintf("%q", name)) {
-		if c == '%' {
-			out = append(out, '%')
+		other := *e.request
+		other.Model, other.LoraName = e.query.resolved.Model, a
+		how := "under the base model"
+		if a != "" {
+			how = fmt.Sprintf("under the adapter %q", a)
 		}
-		out = append(out, c)
+		e.try(&other, "other_lora", how)
 	}
-	return string(out)
 }
 
-func (e *explainer) try(r *MatchRequest, n Note) variant {
-	v := variant{note: n, held: map[*index.Stream]int{}}
+func (e *explainer) try(r *MatchRequest, code, how string) {
+	v := variant{code, how, map[*index.Stream]int{}}
 	q := new(query)
 	q.reset(r)
-	if q.run(e.service.fleet, r) == nil {
-		for i := range q.candidates {
-			v.held[q.candidates[i].member.Stream()] = q.candidates[i].row.Disk
-		}
+	if q.run(e.fleet, r) != nil {
+		return
 	}
-	return v
+	for i := range q.candidates {
+		v.held[q.candidates[i].member.Stream()] = q.candidates[i].row.Disk
+	}
+	e.variants = append(e.variants, v)
 }

@@ -115,7 +115,7 @@ func TestNativeRoutes(t *testing.T) {
 	a.want("POST", "/v1/match/batch", "["+strings.Repeat("{},", 256)+"{}]", 400, "too_many_requests_in_batch")
 	a.want("POST", "/v1/match/batch", `{}`, 400, "missing_field")
 
-	a.want("POST", "/v1/explain", string(jsonBody(promptOf(2, 64), "")), 200, `"not_held"`)
+	a.want("POST", "/v1/explain", string(jsonBody(promptOf(2, 64), "")), 200, `"never_stored"`)
 	a.want("POST", "/v1/explain", string(jsonBody(prompt, `,"cache_salt":"s"`)), 200, `"other_salt"`)
 	a.want("POST", "/v1/explain", `{"sequence_hashes":[1],"hash_block_size":32}`, 200, `"other_block_size"`)
 

@@ -151,15 +151,23 @@ func (q *query) reset(r *MatchRequest) {
 
 // run fills q.candidates with every stream's answer.
 func (q *query) run(f *fleet.Fleet, r *MatchRequest) *Error {
+	if err := q.resolve(f, r); err != nil {
+		return err
+	}
+	for _, p := range q.resolved.Pictures {
+		q.ask(p, r)
+	}
+	return nil
+}
+
+// resolve finds whom the request asks.
+func (q *query) resolve(f *fleet.Fleet, r *MatchRequest) *Error {
 	resolved, err := f.Resolve(fleet.Selector{Model: r.Model, LoraName: r.LoraName, Namespace: r.Namespace, Role: r.Role})
 	if err != nil {
 		return resolveError(err, r)
 	}
 	q.resolved = resolved
 	q.prompt.LoraName = resolved.LoraName
-	for _, p := range resolved.Pictures {
-		q.ask(p, r)
-	}
 	return nil
 }
 

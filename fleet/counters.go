@@ -52,6 +52,15 @@ func (c *counters) skipped(s *normalize.SkipCounts) {
 	}
 }
 
+// skipCounts are all that were skipped.
+func (c *counters) skipCounts() (s normalize.SkipCounts) {
+	for i := range s.ByReason {
+		s.ByReason[i] = c.skips[i].Load()
+	}
+	s.Media = c.unknownMedia()
+	return s
+}
+
 // unknownMedia are the media that are no tier, by name.
 func (c *counters) unknownMedia() []normalize.MediumCount {
 	c.mediaMu.Lock()

@@ -179,6 +179,10 @@ type Member struct {
 // Stream is the member's index stream.
 func (m *Member) Stream() *index.Stream { return m.stream }
 
+// Skipped counts the events of the member's publisher that do not count as they
+// stand, since the worker's life began.
+func (m *Member) Skipped() normalize.SkipCounts { return m.pub.n.skipCounts() }
+
 // Status returns the stream's state now. It costs a few atomic loads.
 func (m *Member) Status() Status { return m.pub.currentStatus() }
 

@@ -84,14 +84,13 @@ func (m *member) explain(e *Explanation, chain *normalize.Chain) {
 	if e.Device > 0 {
 		before = blockAt(w.steps, e.Device-1)
 	}
-	switch {
-	case block != noRef:
+	e.Ending = EndNeverStored
+	if block != noRef {
 		e.Others = m.t.holders(block)
 		m.explainBlock(e, block)
-	case m.waits(before, chain, e.Device):
+	}
+	if e.Ending == EndNeverStored && m.waits(before, chain, e.Device) {
 		e.Ending = EndOrphan
-	default:
-		e.Ending = EndNeverStored
 	}
 }
 

@@ -70,6 +70,9 @@ type Range struct {
 // video says whether it is a video.
 func (r *Range) video() bool { return r.of.name == modVideo }
 
+// Param names the item in the request, as "features.mm_hashes.image[1]".
+func (r *Range) Param() string { return r.of.paramOf(membHashes, r.index) }
+
 // refuse returns a refusal that names the range's placeholder.
 func (r *Range) refuse(why Reason) refusal { return refusal{why, r.of.paramOf(membSpans, r.index)} }
 
