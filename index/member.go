@@ -31,6 +31,11 @@ type member struct {
 	hot    *entry
 	hotRun uint32
 
+	// lookedUp is the block last found by its handle alone. An engine evicts a
+	// chain from its end, so the next is mostly the one before it: inOrder.
+	lookedUp ref
+	inOrder  bool
+
 	planes  []plane
 	tiers   [normalize.NoTier]tierPlanes
 	primary uint8 // the plane that entry.held is, while it is the only full one on the device
@@ -102,6 +107,33 @@ func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
 		return shared, shared
 	}
 	return noRef, shared
+}
+
+// lookUp is resolve for a handle that comes without its place, as in removals:
+// it tries the block before the last one first, which costs no cache miss.
+func (m *member) lookUp(e zmqwire.EngineHash) ref {
+	if b := m.lookedUp; b.off() > 0 && m.own.n == 0 && m.knows(b-1, e) {
+		m.lookedUp, m.inOrder = b-1, true
+		return b - 1
+	}
+	m.inOrder = false
+	b, _ := m.resolve(e)
+	m.lookedUp = b
+	return b
+}
+
+// knows says whether e is the shared handle of block b and the stream announced
+// it. The block need not be there any more.
+func (m *member) knows(b ref, e zmqwire.EngineHash) bool {
+	if m.t.runs.mem[b.run()>>slabBits] == nil {
+		return false
+	}
+	r := m.t.run(b.run())
+	if b.off() >= int(r.n) || !m.t.shares(r, b, e) {
+		return false
+	}
+	en := m.entry(b.run())
+	return en != nil && !en.own && en.known&b.bit() != 0
 }
 
 // entry returns the member's entry in run id, nil if it has none.

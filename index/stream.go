@@ -128,8 +128,8 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 	return a
 }
 
-// touch loads what the batch's handles lead to, and those of the blocks that its
-// removals will make the index forget: their cache misses overlap here, where
+// touch loads what the batch's removals lead to, and the handles of the blocks
+// that they will make the index forget: their cache misses overlap here, where
 // each op would wait for its own.
 func (s *Stream) touch(b *normalize.Batch) (sum uint32) {
 	for _, m := range s.members {
@@ -138,11 +138,14 @@ func (s *Stream) touch(b *normalize.Batch) (sum uint32) {
 		removals := 0
 		for i := range b.Ops {
 			op := &b.Ops[i]
-			for _, e := range op.Hashes {
-				sum += m.touch(e)
+			if op.Kind != normalize.OpRemove {
+				continue
 			}
-			if op.Kind == normalize.OpRemove {
-				removals += len(op.Hashes)
+			removals += len(op.Hashes)
+			if !m.inOrder {
+				for _, e := range op.Hashes {
+					sum += m.touch(e)
+				}
 			}
 		}
 		if len(m.dormant) == dormantMax {
@@ -396,7 +399,7 @@ func (g *group) has(shape normalize.Shape) bool {
 func (s *Stream) locate(g *group, e zmqwire.EngineHash) (*member, ref) {
 	for _, m := range s.members {
 		if s.inClass(g, m.t.shape) {
-			if b, _ := m.resolve(e); b != noRef {
+			if b := m.lookUp(e); b != noRef {
 				return m, b
 			}
 		}

@@ -290,12 +290,39 @@ func (t *table) resize(p *tablePage, size int) {
 	old := p.slots
 	t.slots += size - len(old)
 	p.slots, p.n = t.array(size), 0
+	p.putAll(t, old)
+	t.keep(old)
+}
+
+// putAll puts the slots of another page of the table. From the first gap on they
+// come nearly in the order in which they will stand, so most go right to their
+// home.
+func (p *tablePage) putAll(t *table, old []tableSlot) {
+	gap := 0
+	for gap < len(old)-1 && old[gap][2] != 0 {
+		gap++
+	}
+	end := -1 // nothing stands after it
 	for i := range old {
-		if s := &old[i]; s[2] != 0 {
-			p.put(t.hash(s.key()), s.key(), s[2])
+		i += gap
+		if i >= len(old) {
+			i -= len(old)
+		}
+		s := &old[i]
+		if s[2] == 0 {
+			continue
+		}
+		h := t.hash(s.key())
+		if at := home(h, len(p.slots)); at > end {
+			p.slots[at], end = *s, at
+			p.n++
+			continue
+		}
+		p.put(h, s.key(), s[2])
+		if end+1 < len(p.slots) && p.slots[end+1][2] != 0 {
+			end++
 		}
 	}
-	t.keep(old)
 }
 
 // array returns empty slots, of a page that was replaced before if one is kept:

@@ -331,6 +331,12 @@ func (t *tree) bound(b ref) bool {
 	return t.handles.get(*t.engine(t.run(b.run()), b.off())) == uint32(b)
 }
 
+// shares says whether e is the shared handle of block b of run r. It may say no
+// of a handle that is 0, which is how a block without one stands.
+func (t *tree) shares(r *run, b ref, e zmqwire.EngineHash) bool {
+	return e != 0 && *t.engine(r, b.off()) == uint64(e)
+}
+
 // share makes e the shared handle of block b.
 func (t *tree) share(b ref, e zmqwire.EngineHash) {
 	*t.engine(t.run(b.run()), b.off()) = uint64(e)
