@@ -126,8 +126,8 @@ type tailRecord struct {
 }
 
 // turnCost bounds how long an export or import keeps the Set's lock: it counts
-// in units of about a nanosecond.
-const turnCost = 100_000
+// in units of about a nanosecond. Tests make it shorter.
+var turnCost = 100_000
 
 // turn is a share of the set's lock that is given back now and then.
 type turn struct {

@@ -3,10 +3,12 @@ package index
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -238,6 +240,141 @@ func (w *world) compare(set *Set, s *Stream, m *model, wild bool) error {
 		}
 	}
 	return nil
+}
+
+// TestExportBesideWriters: streams are written to at full speed by goroutines of
+// their own while they are exported, one held back at a time, in turns of a few
+// runs; each arrives as it was when it was held back.
+func TestExportBesideWriters(t *testing.T) {
+	defer func(cost int) { turnCost = cost }(turnCost)
+	turnCost = 300
+	for seed := uint64(1); seed <= 2; seed++ {
+		besideWriters(t, seed)
+	}
+}
+
+func besideWriters(t *testing.T, seed uint64) {
+	whole := newWorld(seeded{rand.New(rand.NewPCG(seed, 31))})
+	whole.streams = whole.streams[:min(4, len(whole.streams))]
+	worlds := make([]*world, len(whole.streams)) // one for each writer
+	locks := make([]sync.Mutex, len(worlds))
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for i, s := range whole.streams {
+		w := &world{choose: seeded{rand.New(rand.NewPCG(seed, uint64(100+i)))}, set: whole.set, streams: []*subject{s}}
+		worlds[i] = w
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				locks[i].Lock()
+				if s := w.streams[0]; len(s.model.nodes) > 400 {
+					s.stream.Clear()
+					s.model.restart()
+				}
+				w.step()
+				locks[i].Unlock()
+			}
+		})
+	}
+	for range 8 {
+		a, into := new(Archive), New(Options{})
+		e := whole.set.Export()
+		for i, w := range worlds {
+			locks[i].Lock()
+			s := w.streams[0]
+			e.Prepare(s.stream)
+			taken, ok := e.Take(s.stream)
+			ask := &world{choose: seeded{rand.New(rand.NewPCG(seed, 7))}, set: into}
+			held := *s.model
+			held.nodes = make(map[modelKey]*modelNode, len(s.model.nodes))
+			for k, n := range s.model.nodes {
+				c := *n
+				c.copies = maps.Clone(n.copies)
+				held.nodes[k] = &c
+			}
+			held.newest, held.groups, held.full = maps.Clone(s.model.newest), cloneGroups(s.model.groups), cloneFull(s.model.full)
+			locks[i].Unlock()
+			if !ok {
+				t.Fatal("closed")
+			}
+			if err := e.Chunks(a.Add); err != nil {
+				t.Fatal(err)
+			}
+			in := into.NewStream(s.stream.config)
+			if err := a.Import(i, in); err != nil {
+				t.Fatalf("seed %d, stream %d: %v", seed, i, err)
+			}
+			if err := ask.compare(into, in, &held, s.wild || taken.Orphans > 0); err != nil {
+				t.Fatalf("seed %d, stream %d: %v", seed, i, err)
+			}
+		}
+		e.Close()
+		if err := into.check(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if err := whole.set.check(); err != nil {
+		t.Fatalf("seed %d: %v", seed, err)
+	}
+}
+
+func cloneGroups(m map[int32]*modelGroup) map[int32]*modelGroup {
+	out := make(map[int32]*modelGroup, len(m))
+	for k, g := range m {
+		c := *g
+		out[k] = &c
+	}
+	return out
+}
+
+func cloneFull(m map[modelTree]map[int32]bool) map[modelTree]map[int32]bool {
+	out := make(map[modelTree]map[int32]bool, len(m))
+	for k, v := range m {
+		out[k] = maps.Clone(v)
+	}
+	return out
+}
+
+// TestChunkBytes: the form on disk and between replicas is fixed. A change of
+// it needs another ChunkVersion.
+func TestChunkBytes(t *testing.T) {
+	set := New(Options{})
+	s := set.NewStream(StreamConfig{})
+	l := newLoader()
+	store := func(ev zmqwire.Event) { s.Apply(l.prepare(ev)) }
+	ev := zmqwire.Event{Kind: zmqwire.BlockStored, Hashes: []zmqwire.EngineHash{0x11, 0x22, 0x33},
+		Tokens: []uint32{1, 2, 3}, BlockSize: 1, Group: zmqwire.NoGroup}
+	store(ev)
+	fork := ev
+	fork.Hashes, fork.Tokens, fork.HasParent, fork.Parent = []zmqwire.EngineHash{0x44}, []uint32{9}, true, 0x22
+	store(fork)
+	store(fork) // a second copy
+	fork.Medium = []byte("CPU")
+	store(fork)
+	s.Apply(l.prepare(zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: []zmqwire.EngineHash{0x33}, Group: zmqwire.NoGroup}))
+	chunks, _, err := exported(set, []*Stream{s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range chunks {
+		got = append(got, fmt.Sprintf("%x", c))
+	}
+	want := []string{
+		"01540101000402040003030d069e87a05d35c8b135cfe71e16d801ca68179d96bf208007000000000000001100000000000000220000000000000033000000000000000205010100" +
+			"01a3da26fd38a39c7301000000000000004400000000000000",
+		"01530001020100000100010001010002000002000100010100030002030100030000000000000003020201020001000000000000000101000000000000000501000001" +
+			"0700023300000000000000000a0204",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%q\nwant\n%q", got, want)
+	}
 }
 
 // TestImportIntoLiveSet: a set that holds other streams' blocks already takes
