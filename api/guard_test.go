@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -22,6 +23,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -289,6 +291,64 @@ func TestSlowClients(t *testing.T) {
 	wg.Wait()
 	stop()
 	http.DefaultClient.CloseIdleConnections()
+}
+
+// Ten thousand connections that say nothing end one another: memory stays
+// bounded, and whoever asks is served, on a connection kept open all the while.
+func TestIdleConnections(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	const many, kept = 10_000, 500
+	addr, stop := serveReal(t, func(c *Config) { c.MaxConnections = kept })
+	a := newAsker(t, "http://"+addr)
+	a.want("POST", "/v1/match", `{"token_ids":[1]}`, 200, "")
+	before, goroutines := memoryInUse(), runtime.NumGoroutine()
+	conns := make([]net.Conn, 0, many)
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for i := range many {
+		c, err := net.Dial("tcp", addr)
+		if errors.Is(err, syscall.EMFILE) {
+			t.Skip("the limit of open files does not allow for so many connections")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+		if i%2 == 0 {
+			io.WriteString(c, "POST /v1/match HTTP/1.1\r\n")
+		}
+		if i%100 == 0 {
+			a.want("POST", "/v1/match", `{"token_ids":[1]}`, 200, "")
+		}
+	}
+	// The oldest were ended, the newest are there.
+	conns[0].SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := conns[0].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the longest idle connection was kept: %v", err)
+	}
+	last := conns[many-1]
+	io.WriteString(last, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+	if n, err := last.Read(make([]byte, 12)); n != 12 {
+		t.Errorf("the newest connection was not served: %v", err)
+	}
+	if n := runtime.NumGoroutine() - goroutines; n > 2*kept {
+		t.Errorf("%d goroutines", n)
+	}
+	if grown := memoryInUse() - before; grown > 64<<20 {
+		t.Errorf("memory grew by %d MB", grown>>20)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	stop()
+}
+
+func memoryInUse() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse + m.StackInuse)
 }
 
 // Who does not read an answer holds no place among the requests in flight.

@@ -34,6 +34,9 @@ type Config struct {
 	// MaxConcurrent bounds the requests that are being answered at once, 256.
 	// A body that is still coming counts against MaxBodies only.
 	MaxConcurrent int
+	// MaxConnections bounds the open connections, 4096; one more ends the one
+	// that has been idle longest.
+	MaxConnections int
 	// MinWorkers is how many workers must be followed while /readyz says ready.
 	MinWorkers int
 
@@ -70,6 +73,9 @@ func (c Config) withDefaults() Config {
 	def(&c.MaxBodies, max(256<<20, 4*c.MaxBody*memoryPerByte))
 	if c.MaxConcurrent <= 0 {
 		c.MaxConcurrent = 256
+	}
+	if c.MaxConnections <= 0 {
+		c.MaxConnections = 4096
 	}
 	wait := func(v *time.Duration, d time.Duration) {
 		if *v <= 0 {
@@ -138,7 +144,9 @@ const maxHeader = 32 << 10
 // Serve answers on l until ctx ends, then lets the requests in flight finish
 // within five seconds. It closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	open := connections{max: s.MaxConnections}
 	h := &http.Server{
+		ConnState:         open.state,
 		Handler:           s.handler,
 		ReadHeaderTimeout: s.HeaderTimeout,
 		ReadTimeout:       s.BodyTimeout,
