@@ -58,8 +58,12 @@ func printExplanation(out io.Writer, raw []byte, asJSON bool) error {
 	fmt.Fprintf(out, "%s, %d tokens\n", x.Model, x.PromptTokens)
 	for i := range x.Streams {
 		s := &x.Streams[i]
-		fmt.Fprintf(out, "\n%s rank %d (%s, blocks of %d): device %d, host %d, disk %d tokens\n",
-			s.Worker, s.Rank, s.State, s.BlockSize, s.Device, s.Host, s.Disk)
+		usable := "vLLM's own figure is not known"
+		if s.Usable != nil {
+			usable = fmt.Sprintf("vLLM would take %d", *s.Usable)
+		}
+		fmt.Fprintf(out, "\n%s rank %d (%s, blocks of %d): device %d, host %d, disk %d tokens; %s\n",
+			s.Worker, s.Rank, s.State, s.BlockSize, s.Device, s.Host, s.Disk, usable)
 		for _, line := range sentences(s) {
 			fmt.Fprintf(out, "  %s\n", line)
 		}
