@@ -425,6 +425,23 @@ func (s *server) knows(ctx context.Context, e *engine, mark prompt) bool {
 	return ranks[strconv.Itoa(e.rank)] != nil
 }
 
+// agree gives Dynamo, which says that an instance has left before its blocks
+// are gone, the time for that. kvindexd needs none.
+func (p *pair) agree(ctx context.Context, q request) {
+	ours, err := p.ours.ask(ctx, q.method, q.path, q.body)
+	if err == nil {
+		err = q.want(ours)
+	}
+	if err != nil {
+		p.fail(q.name+", at once", err)
+		return
+	}
+	await(ctx, 3*time.Second, func() bool {
+		theirs, err := p.dynamo.ask(ctx, q.method, q.path, q.body)
+		return err == nil && len(differences(theirs, ours)) == 0
+	})
+}
+
 // await polls until ok says so.
 func await(ctx context.Context, patience time.Duration, ok func() bool) bool {
 	deadline := time.After(patience)

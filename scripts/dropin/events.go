@@ -628,7 +628,9 @@ func leaving(s *stage) {
 	un := func(name string, body obj, left ...*engine) {
 		s.engines = left
 		s.p.ask(s.ctx, post(name, "/unregister", body, is(200, ok)))
-		s.p.ask(s.ctx, post("who is left", "/query", b.query(p), is(200, truth(left, p))))
+		who := post("who is left", "/query", b.query(p), is(200, truth(left, p)))
+		s.p.agree(s.ctx, who)
+		s.p.ask(s.ctx, who)
 	}
 	body := obj{"instance_id": json.Number(a.instance), "model_name": s.model, "routing_group": "default"}
 	un("one rank leaves", with(body, "dp_rank", 1), a, b)
