@@ -413,7 +413,7 @@ func (d *demo) restart() error {
 		return err
 	}
 	e.pub.Close()
-	pub, err := zmqwire.NewPublisher(e.cfg)
+	pub, err := rebind(d.ctx, e.cfg)
 	if err != nil {
 		return err
 	}

@@ -257,7 +257,7 @@ func (r *republisher) hold(s *republished, end uint64) {
 func (r *republisher) restart(ctx context.Context, s *republished) error {
 	subscribers := s.pub.Subscribers()
 	s.pub.Close()
-	pub, err := zmqwire.NewPublisher(s.cfg)
+	pub, err := rebind(ctx, s.cfg)
 	if err != nil {
 		return err
 	}

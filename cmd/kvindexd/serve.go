@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 
@@ -129,7 +128,8 @@ func (o *serveOptions) apiFlags(f *pflag.FlagSet) {
 	f.Var(&o.maxBody, "max-body", "most bytes of one body")
 	f.Var(&o.maxBodies, "max-bodies", "most bytes of memory of all bodies in flight")
 	f.IntVar(&o.api.MaxConcurrent, "max-concurrent", 256, "requests answered at once; more get 429")
-	f.IntVar(&o.api.MinWorkers, "min-workers", 0, "workers that must have been heard from before /readyz says ready")
+	f.IntVar(&o.api.MaxConnections, "max-connections", 4096, "open connections; one more ends the one idle longest")
+	f.IntVar(&o.api.MinWorkers, "min-workers", 0, "workers that must be followed for /readyz to say ready")
 	f.DurationVar(&o.api.HeaderTimeout, "header-timeout", 5*time.Second, "patience for a request's headers")
 	f.DurationVar(&o.api.BodyTimeout, "body-timeout", 30*time.Second, "patience for a request's body")
 	f.DurationVar(&o.api.IdleTimeout, "idle-timeout", 2*time.Minute, "patience between two requests of a connection")
@@ -298,8 +298,8 @@ func (d *daemon) assemble(ctx context.Context, fo fleet.Options, so fleet.Snapsh
 	return err
 }
 
-// lastSnapshot bounds the snapshot at the end.
-const lastSnapshot = 20 * time.Second
+// snapshotPatience bounds the snapshot at the end.
+const snapshotPatience = 20 * time.Second
 
 // run serves until ctx ends, then lets what is in flight come to its end, writes
 // a last snapshot, and ends the subscriptions.
@@ -309,28 +309,43 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.fleet.Ready().Workers == 0 {
 		d.log.Info("no worker yet", "hint", "--worker, --config, --dns, or register one over HTTP")
 	}
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	var wg sync.WaitGroup
-	var failed error
-	wg.Go(func() { failed = d.fleet.Run(background) })
-	if d.snapshots != nil {
-		wg.Go(func() { d.snapshots.Run(background, d.fleet) })
-	}
+	follow := d.start(ctx, d.fleet.Run)
+	keep := d.start(ctx, func(ctx context.Context) error {
+		if d.snapshots != nil {
+			d.snapshots.Run(ctx, d.fleet)
+		}
+		return nil
+	})
 	err := d.server.Serve(ctx, d.listener)
 	if err == nil {
 		d.log.Info("stopping", "reason", context.Cause(ctx))
 	}
-	if d.snapshots != nil {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSnapshot)
-		err = errors.Join(err, d.snapshots.Close(last, d.fleet))
-		cancel()
-	}
-	stop()
-	wg.Wait()
-	if !errors.Is(failed, context.Canceled) {
-		err = errors.Join(err, failed)
-	}
+	err = errors.Join(err, keep(), d.lastSnapshot(ctx), follow())
 	d.log.Info("stopped")
 	return err
+}
+
+// start runs a part that outlives the daemon's context, and returns what ends
+// it.
+func (d *daemon) start(ctx context.Context, part func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- part(ctx) }()
+	return func() error {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			return err
+		}
+		return nil
+	}
+}
+
+// lastSnapshot writes what the fleet, which still runs, holds at the end.
+func (d *daemon) lastSnapshot(ctx context.Context) error {
+	if d.snapshots == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotPatience)
+	defer cancel()
+	return d.snapshots.Close(ctx, d.fleet)
 }

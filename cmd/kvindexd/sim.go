@@ -2,6 +2,7 @@ package main
 
 import (
 	"container/list"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -47,6 +48,25 @@ type simImage struct {
 
 func newSimEngine(pub *zmqwire.Publisher, blockSize, maxBlocks int, encode zmqwire.EncodeOptions) *simEngine {
 	return &simEngine{pub: pub, bs: blockSize, max: maxBlocks, encode: encode, rank: -1, blocks: map[zmqwire.EngineHash]*list.Element{}}
+}
+
+// rebind makes a publisher in the place of one that was closed. Its port is one
+// of those that outgoing connections take too, so it may be somebody's for a
+// moment.
+func rebind(ctx context.Context, cfg zmqwire.PublisherConfig) (*zmqwire.Publisher, error) {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		pub, err := zmqwire.NewPublisher(cfg)
+		if err == nil || zmqwire.ReasonOf(err) != zmqwire.ReasonBind || time.Now().After(deadline) {
+			return pub, err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // serve computes a prompt and returns how many of its tokens came from the
