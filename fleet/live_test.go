@@ -347,7 +347,7 @@ func TestLifeLeavesNothing(t *testing.T) {
 	e := newHost(t, "127.0.0.1", nil)
 	spec := WorkerSpec{ID: "w", Model: "m", Endpoint: e.pub.Addr(), ReplayEndpoint: e.pub.ReplayAddr()}
 	f := running(t, Options{})
-	e.churn(40)
+	e.churn(8)
 	var before runtime.MemStats
 	for n := range rounds {
 		if err := f.Put(spec); err != nil {

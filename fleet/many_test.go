@@ -38,7 +38,7 @@ func (c crowd) specs() (specs []WorkerSpec) {
 }
 
 // hostile are workers that want more than their share, until the test ends:
-// floods of unreadable and of endless batches, replay endpoints that say nothing
+// floods of unreadable batches and of batches of 64 Ki removals, replay endpoints that say nothing
 // or one batch at a time, publishers that accept and are silent, or are not
 // there.
 func hostile(t testing.TB) []WorkerSpec {
@@ -75,7 +75,11 @@ func hostile(t testing.TB) []WorkerSpec {
 		})
 		return p
 	}
-	endless := (&engine{t: t, rank: -1}).encode(zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: make([]zmqwire.EngineHash, 1<<20), Group: zmqwire.NoGroup})
+	all := make([]zmqwire.EngineHash, 64<<10)
+	for i := range all {
+		all[i] = zmqwire.EngineHash(i) + 1<<63
+	}
+	endless := (&engine{t: t, rank: -1}).encode(zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: all, Group: zmqwire.NoGroup})
 	trickle := publisher()
 	for range 100 {
 		trickle.Publish(endless[:64])
