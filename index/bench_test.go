@@ -139,6 +139,10 @@ func applyChains(l *loader, st *Stream, n, blocks, perEvent int, seed uint64) (t
 			for k := range cs {
 				batches = append(batches, l.prepare(cs[k].store(from, from+perEvent)))
 			}
+			if len(batches) >= 16 { // few enough to stay in the cache, as a decoder's do
+				took += applyAll(st, batches)
+				batches = batches[:0]
+			}
 		}
 		took += applyAll(st, batches)
 	}
