@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"time"
 
 	"github.com/kvindexd/kvindexd/normalize"
 	"github.com/kvindexd/kvindexd/zmqwire"
@@ -20,7 +21,10 @@ func (a *Archive) Import(stream int, s *Stream) error {
 		return errUnknownStream
 	}
 	i := &importer{a: a, s: s, at: make(map[uint32]placed)}
+	s.set.holdTrims()
 	err := i.run(a.streams[stream])
+	s.set.trimming.Store(false)
+	s.set.trim()
 	if err != nil {
 		s.Clear()
 		s.shape.Store(nil)
@@ -29,6 +33,14 @@ func (a *Archive) Import(stream int, s *Stream) error {
 		}
 	}
 	return err
+}
+
+// holdTrims keeps the byte budget from taking what is being placed. A trim that
+// is under way ends first.
+func (x *Set) holdTrims() {
+	for !x.trimming.CompareAndSwap(false, true) {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // importer is one Import under way. What it has placed stays: each run that it
@@ -106,6 +118,7 @@ func (i *importer) run(chunks [][]byte) error {
 	if !i.ended {
 		return fmt.Errorf("%w: a stream without its end", ErrChunk)
 	}
+	i.s.set.stores += int(i.memberships)
 	i.s.publish(&Applied{})
 	return nil
 }

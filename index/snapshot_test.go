@@ -546,6 +546,51 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
+// TestImportKeepsTheBudget: what is more than the budget goes, and the rest is
+// well-formed; an export of a set that is being trimmed is too.
+func TestImportKeepsTheBudget(t *testing.T) {
+	const blocks, chains = 64, 400
+	full, l := New(Options{}), newLoader()
+	s := full.NewStream(StreamConfig{})
+	for c := range uint64(chains) {
+		s.Apply(l.prepare(newChain(c, blocks, 1).store(0, blocks)))
+	}
+	chunks, _, err := exported(full, []*Stream{s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := archived(chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tight := New(Options{Budget: NewBudget(full.Stats().Bytes / 2)})
+	in := tight.NewStream(StreamConfig{})
+	if err := a.Import(0, in); err != nil {
+		t.Fatal(err)
+	}
+	if err := tight.check(); err != nil {
+		t.Error(err)
+	}
+	held := tight.Stats().Memberships
+	if held == 0 || held == blocks*chains || in.Stats().Trimmed == 0 {
+		t.Errorf("%d blocks of %d: %+v", held, blocks*chains, in.Stats())
+	}
+	if chunks, _, err = exported(tight, []*Stream{in}); err != nil {
+		t.Fatal(err)
+	}
+	if a, err = archived(chunks); err != nil {
+		t.Fatal(err)
+	}
+	again := New(Options{})
+	back := again.NewStream(StreamConfig{})
+	if err := a.Import(0, back); err != nil || back.Stats().Resident[normalize.Device] != held {
+		t.Errorf("%v: %d blocks of %d", err, back.Stats().Resident[normalize.Device], held)
+	}
+	if err := again.check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestExportKeepsNothing: an export that ended leaves the trees as they were.
 func TestExportKeepsNothing(t *testing.T) {
 	set := New(Options{})
