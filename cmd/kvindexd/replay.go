@@ -68,7 +68,7 @@ anew, as a restarted engine.`,
 	f.StringVar(&o.speed, "speed", "full", `how fast: "full", "recorded", or a factor such as 2x`)
 	f.StringVar(&o.serve, "serve", "", "address for questions over HTTP after the replay, such as 127.0.0.1:8099")
 	f.BoolVar(&o.asJSON, "json", false, "print the results as JSON")
-	f.Int64Var(&o.maxIdx, "max-index-bytes", 0, "byte budget of each worker set's index, 0 for none")
+	f.Int64Var(&o.maxIdx, "max-index-bytes", 0, "byte budget of the index, all worker sets together, 0 for none")
 	o.to.flags(f)
 	return cmd
 }
@@ -186,7 +186,7 @@ func (p *replayer) run() error {
 }
 
 func (p *replayer) begin(h zmqwire.CaptureHeader, replies fleet.Replies) (err error) {
-	p.fleet, err = fleet.NewOffline(h, replies, fleet.Options{Logger: p.log, Index: index.Options{MaxBytes: p.o.maxIdx}})
+	p.fleet, err = fleet.NewOffline(h, replies, fleet.Options{Logger: p.log, Index: p.indexOptions()})
 	if err != nil {
 		return err
 	}
@@ -332,4 +332,11 @@ func printJSON(out io.Writer, v any) error {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+func (p *replayer) indexOptions() (o index.Options) {
+	if p.o.maxIdx > 0 {
+		o.Budget = index.NewBudget(p.o.maxIdx)
+	}
+	return o
 }

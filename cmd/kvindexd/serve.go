@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvindexd/kvindexd/api"
 	"github.com/kvindexd/kvindexd/fleet"
+	"github.com/kvindexd/kvindexd/index"
 )
 
 // defaultListen is where serve listens and where the client commands ask.
@@ -108,7 +109,7 @@ func (o *serveOptions) fleetFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps registrations and snapshots across restarts")
 	f.StringVar(&o.snapshotDir, "snapshot-dir", "", "directory of snapshots alone, or none (default: snapshots within --state-dir)")
 	f.DurationVar(&o.snapshotInterval, "snapshot-interval", 5*time.Minute, "time between two snapshots; negative: only at the end and on demand")
-	f.Var(&o.maxIndex, "max-index-bytes", "byte budget of each worker set's index, such as 2GiB; 0 for none")
+	f.Var(&o.maxIndex, "max-index-bytes", "byte budget of the index, all worker sets together, such as 2GiB; 0 for none")
 	f.IntVar(&o.maxReplays, "max-replays", 8, "replays that run at once")
 	f.DurationVar(&o.timing.DisconnectGrace, "disconnect-grace", 10*time.Second, "how long a connection may be down before its stream says so")
 	f.DurationVar(&o.timing.ForgetAfter, "forget-after", 10*time.Minute, "how long the entries of a disconnected stream stay")
@@ -145,7 +146,9 @@ func (o *serveOptions) fleetOptions(log *slog.Logger) (fleet.Options, error) {
 		EndpointsModel: o.endpointsModel, EventPortBase: o.eventPortBase, ReplayPortBase: o.replayPort,
 		StateDir: o.stateDir, MaxReplays: o.maxReplays,
 	}
-	fo.Index.MaxBytes = int64(o.maxIndex)
+	if o.maxIndex > 0 {
+		fo.Index.Budget = index.NewBudget(int64(o.maxIndex))
+	}
 	var err error
 	if fo.Workers, err = parseWorkers(o.workers); err != nil {
 		return fo, err
