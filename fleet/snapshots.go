@@ -74,9 +74,10 @@ type Snapshots struct {
 
 	recovered atomic.Pointer[recovery]
 
-	// writing is held by whoever writes, and guards store.
+	// writing is held by whoever writes, and guards what follows.
 	writing sync.Mutex
 	store   *store.Store // nil: not open
+	closed  bool
 
 	m snapshotMetrics
 }
@@ -143,15 +144,17 @@ func (s *Snapshots) load(ctx context.Context) *recovery {
 	start := time.Now()
 	r := newRecovery("snapshot")
 	info, ok := s.store.Info()
-	if ok && (info.Content != contentName || info.ContentVersion != linesVersion) {
-		s.log.Error("snapshot not restored", "dir", s.o.Dir, "generation", info.Generation, "reason",
-			fmt.Sprintf("it holds %q version %d, written by %s; this program reads %q version %d",
-				info.Content, info.ContentVersion, info.Producer, contentName, linesVersion))
-		return nil
-	}
+	foreign := ok && (info.Content != contentName || info.ContentVersion != linesVersion)
 	info, err := s.store.Load(ctx, func(kind store.ChunkKind, data []byte) error {
+		if foreign {
+			return errForeign // it is whole, and stays
+		}
 		return damaged(r.storedChunk(kind, data))
 	})
+	if foreign && (err == nil || errors.Is(err, errForeign)) {
+		s.logForeign()
+		return nil
+	}
 	if err == nil {
 		err = r.closeSet()
 	}
@@ -171,6 +174,17 @@ func (s *Snapshots) load(ctx context.Context) *recovery {
 	s.log.Info("snapshot loaded", "dir", s.o.Dir, "generation", info.Generation, "age", time.Since(info.Created).Round(time.Second),
 		"streams", r.left, "blocks", r.blocks(), "took", time.Since(start).Round(time.Millisecond))
 	return r
+}
+
+// errForeign: the content is another program's, or of another version.
+var errForeign = errors.New("content of another kind or version")
+
+func (s *Snapshots) logForeign() {
+	s.m.failed.Add(1)
+	info, _ := s.store.Info()
+	s.log.Error("snapshot not restored", "dir", s.o.Dir, "generation", info.Generation, "reason",
+		fmt.Sprintf("it holds %q version %d, written by %s; this program reads %q version %d",
+			info.Content, info.ContentVersion, info.Producer, contentName, linesVersion))
 }
 
 // damaged makes content that cannot be read damage, which the store sets aside.
@@ -230,7 +244,10 @@ func (s *Snapshots) Run(ctx context.Context, f *Fleet) {
 		case <-keep.C:
 			s.forget()
 		case <-tick:
-			s.keep(ctx, f, "interval")
+			if s.writing.TryLock() {
+				s.keep(ctx, f, "interval")
+				s.writing.Unlock()
+			}
 		}
 	}
 }
@@ -242,29 +259,30 @@ func (s *Snapshots) forget() {
 	}
 }
 
-// keep writes a snapshot unless that would lose what waits to be restored.
+// keep writes a snapshot unless that would lose what waits to be restored:
+// under writing.
 func (s *Snapshots) keep(ctx context.Context, f *Fleet, why string) {
 	if n := s.recovered.Load().pending(); n > 0 {
 		s.log.Info("no snapshot now: streams of the last one still wait for their workers", "streams", n)
 		return
 	}
-	// Write says how it went.
-	_, _ = s.write(ctx, f, why)
+	_, _ = s.write(ctx, f, why) // it says how it went
 }
 
-// Close writes a last snapshot, unless ctx ends before, and closes the
-// directory. The fleet must still be running.
+// Close writes a last snapshot, unless ctx ends before or f is nil, and closes
+// the directory. The fleet must still be running.
 func (s *Snapshots) Close(ctx context.Context, f *Fleet) error {
-	if s.o.Dir != "" && f != nil {
-		s.keep(ctx, f, "shutdown")
-	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if s.o.Dir != "" && f != nil && !s.closed {
+		s.keep(ctx, f, "shutdown")
+	}
+	s.closed = true
 	if s.store == nil {
 		return nil
 	}
 	err := s.store.Close()
-	s.store, s.o.Dir = nil, ""
+	s.store = nil
 	return err
 }
 
@@ -288,16 +306,20 @@ type Written struct {
 // Write writes a snapshot now. Errors: ErrNoStore, ErrSnapshotRunning,
 // ErrNothingToKeep, the store's, the context's; the last good one stands then.
 func (s *Snapshots) Write(ctx context.Context, f *Fleet) (Written, error) {
-	return s.write(ctx, f, "request")
-}
-
-func (s *Snapshots) write(ctx context.Context, f *Fleet, why string) (Written, error) {
 	if !s.writing.TryLock() {
 		return Written{}, ErrSnapshotRunning
 	}
 	defer s.writing.Unlock()
-	if s.o.Dir == "" {
+	return s.write(ctx, f, "request")
+}
+
+// write is Write under writing.
+func (s *Snapshots) write(ctx context.Context, f *Fleet, why string) (Written, error) {
+	switch {
+	case s.o.Dir == "":
 		return Written{}, ErrNoStore
+	case s.closed:
+		return Written{}, store.ErrClosed
 	}
 	w, err := s.writeNow(ctx, f)
 	switch {

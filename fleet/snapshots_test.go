@@ -415,6 +415,29 @@ func TestSecondDaemon(t *testing.T) {
 	}
 }
 
+// TestForeignContentIsLeftAlone: content of another version outlives starts
+// that end in a kill.
+func TestForeignContentIsLeftAlone(t *testing.T) {
+	noLeaks(t)
+	dir := t.TempDir()
+	st, err := store.Open(store.Options{Dir: dir, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = st.Write(t.Context(), store.Info{Content: contentName, ContentVersion: linesVersion + 1}, func(w *store.Writer) error {
+		return w.Chunk(kindLine, []byte("{}"))
+	})
+	if err := errors.Join(err, st.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		killed(t, dir, nil, 100*time.Millisecond, func() {})
+	}
+	log := new(logBuffer)
+	openSnapshots(t, snapshotOptions(dir, log.logger()))
+	log.says(t, "snapshot not restored", "version 2")
+}
+
 // TestNothingToKeep: a start that has heard nobody yet does not replace what an
 // earlier one kept.
 func TestNothingToKeep(t *testing.T) {
