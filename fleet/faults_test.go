@@ -348,14 +348,16 @@ func eventually(t testing.TB, what func() string) {
 }
 
 // TestFaults: what becomes of a stream when its publisher, the way to it or its
-// own process have a bad day.
+// own process have a bad day. Most of the time is spent waiting, hence all at
+// once.
 func TestFaults(t *testing.T) {
 	noLeaks(t)
-	runFaults(t, own, libzmq, libzmqOld)
-}
-
-// TestFaultsOfVLLM is TestFaults with vLLM's own ZmqEventPublisher.
-func TestFaultsOfVLLM(t *testing.T) {
-	noLeaks(t)
-	runFaults(t, vllm)
+	var all sync.WaitGroup
+	all.Go(func() { runFaults(t, own, libzmq, libzmqOld, vllm) })
+	for _, restart := range []bool{false, true} {
+		all.Go(func() {
+			t.Run(fmt.Sprintf("network partition, restart=%t", restart), func(t *testing.T) { partition(t, restart) })
+		})
+	}
+	all.Wait()
 }

@@ -1,6 +1,9 @@
 package fleet
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // What one stream may keep waiting, and a process all together.
 const (
@@ -85,16 +88,23 @@ func (p *pending) take(seq uint64) (waiting, bool) {
 	return w, true
 }
 
-// first is the lowest number that waits.
-func (p *pending) first() (uint64, bool) {
-	var low uint64
-	ok := false
-	for seq := range p.bySeq {
-		if !ok || seq < low {
-			low, ok = seq, true
+// upTo are the numbers that wait, up to seq and ascending.
+func (p *pending) upTo(seq uint64) (seqs []uint64) {
+	for at := range p.bySeq {
+		if at <= seq {
+			seqs = append(seqs, at)
 		}
 	}
-	return low, ok
+	slices.Sort(seqs)
+	return seqs
+}
+
+// last is the highest number that waits.
+func (p *pending) last() (high uint64, ok bool) {
+	for at := range p.bySeq {
+		high, ok = max(high, at), true
+	}
+	return high, ok
 }
 
 // drop forgets everything.
