@@ -415,3 +415,29 @@ func TestRemovalThatCannotBeRead(t *testing.T) {
 	e.clear()
 	e.truth(f, "w/0", Live)
 }
+
+// TestNewcomerIsFollowedOnceAdmitted: a worker with another image token id waits,
+// and nobody connects to it; when the incumbents leave, all that it holds is
+// there.
+func TestNewcomerIsFollowedOnceAdmitted(t *testing.T) {
+	noLeaks(t)
+	old, next := newHost(t, "127.0.0.1", nil), newHost(t, "127.0.0.1", nil)
+	next.life = 1
+	spec := func(id string, e *engine, image uint32) WorkerSpec {
+		return WorkerSpec{ID: id, Model: "m", Endpoint: e.pub.Addr(), ReplayEndpoint: e.pub.ReplayAddr(), ImageTokenID: &image}
+	}
+	f := running(t, Options{})
+	put(t, f, spec("old", old, 9), spec("next", next, 10))
+	old.churn(30)
+	next.churn(40)
+	old.truth(f, "old/0", Live)
+	wantMembers(t, f, "default/m/aggregated: old/0 | next (image_token_id: 10 here, 9 in the set)")
+	if n := next.pub.Subscribers(); n != 0 {
+		t.Errorf("%d subscriptions to a worker that waits", n)
+	}
+	remove(t, f, "old")
+	next.churn(5)
+	next.takesOver(old)
+	next.truth(f, "next/0", Live)
+	wantMembers(t, f, "default/m/aggregated: next/0 | ")
+}
