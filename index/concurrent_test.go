@@ -146,6 +146,35 @@ func branch(x *Set, stop *atomic.Bool) {
 	}
 }
 
+// TestClearOfManyRuns: a clear that takes several slices gives its slot back
+// once, at the end.
+func TestClearOfManyRuns(t *testing.T) {
+	x := New(Options{})
+	l := newLoader()
+	big := x.NewStream(StreamConfig{})
+	for id := range uint64(5 * sweepRuns) {
+		big.Apply(l.prepare(newChain(id, 3, 0).store(0, 3)))
+	}
+	big.Clear()
+	var streams []*Stream
+	for id := range uint64(8) {
+		streams = append(streams, x.NewStream(StreamConfig{}))
+		streams[id].Apply(l.prepare(newChain(id, 3, 0).store(0, 3)))
+	}
+	if err := x.check(); err != nil {
+		t.Fatal(err)
+	}
+	for id := range uint64(8) {
+		rows := make([]Row, len(streams))
+		x.Match(queryOf(x, newChain(id, 3, 0).tokens), streams, rows)
+		for i, row := range rows {
+			if held := row.Device > 0; held != (uint64(i) == id) {
+				t.Errorf("stream %d, chain %d: %d tokens", i, id, row.Device)
+			}
+		}
+	}
+}
+
 // TestAllocations: the steady state of applying and asking allocates nothing.
 func TestAllocations(t *testing.T) {
 	if raceEnabled {

@@ -32,6 +32,7 @@ type world struct {
 	choose  chooser
 	set     *Set
 	streams []*subject
+	roster  *Roster // of the streams, as a picture of the fleet keeps it
 	ops     int
 	last    string // what the last batch was, for a failure
 }
@@ -265,6 +266,7 @@ func (w *world) step() {
 		w.last = fmt.Sprintf("stream %d is another", i)
 		s.stream.Close()
 		w.streams[i] = w.newSubject()
+		w.roster = nil
 		return
 	}
 	var events []zmqwire.Event
@@ -299,12 +301,15 @@ func describe(events []zmqwire.Event) string {
 // ask compares one answer of every stream.
 func (w *world) ask() error {
 	p := w.prompt(16)
-	streams := make([]*Stream, len(w.streams))
-	for i, s := range w.streams {
-		streams[i] = s.stream
+	if w.roster == nil {
+		streams := make([]*Stream, len(w.streams))
+		for i, s := range w.streams {
+			streams[i] = s.stream
+		}
+		w.roster = w.set.NewRoster(streams, nil)
 	}
-	rows := make([]Row, len(streams))
-	w.set.Match(w.query(p), streams, rows)
+	rows := make([]Row, len(w.streams))
+	w.roster.Match(w.query(p), rows)
 	for i, s := range w.streams {
 		got, want := rows[i], s.model.match(p.tokens, p.lora, p.salt)
 		if s.wild {
