@@ -1,13 +1,13 @@
 package fleet
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -273,26 +273,32 @@ func (e *engine) churn(n int) {
 // can bring them. A subscription has to stand.
 func (e *engine) lose(batches ...[]byte) {
 	e.t.Helper()
-	var dropped sync.WaitGroup
-	dropped.Add(len(batches))
+	limit, cancel := context.WithTimeout(e.t.Context(), wiretest.Patience)
+	defer cancel()
+	if e.kind == own {
+		if err := e.pub.WaitSubscribers(limit, 1); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	dropped := make(chan struct{}, len(batches))
 	from, to := e.seq, e.seq+uint64(len(batches))
 	e.events.Drop(func(_ int, frames [][]byte) bool {
 		seq := binary.BigEndian.Uint64(frames[1])
 		if seq < from || seq >= to {
 			return false
 		}
-		dropped.Done()
+		dropped <- struct{}{}
 		return true
 	})
 	for _, b := range batches {
 		e.send(b)
 	}
-	done := make(chan struct{})
-	go func() { dropped.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(wiretest.Patience):
-		e.t.Fatal("what was to be dropped did not come by")
+	for range batches {
+		select {
+		case <-dropped:
+		case <-limit.Done():
+			e.t.Fatal("what was to be dropped did not come by")
+		}
 	}
 	e.events.Drop(nil)
 }

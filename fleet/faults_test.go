@@ -316,6 +316,11 @@ func (c *fault) run(t *testing.T, k kind) {
 	e.store(0, 1)
 	// The pauses of a daemon, not those of a test.
 	f := &faulty{e, running(t, Options{Timing: Timing{}.withDefaults(), Workers: []WorkerSpec{e.spec("w")}})}
+	// The subscription stands when a message has come by it, not before.
+	f.comes("a live message", func(Status) bool {
+		e.send(e.encode())
+		return countsOf(f.f, "w/0").Messages > 0
+	})
 	f.healed()
 	c.do(f)
 	t.Logf("%+v", countsOf(f.f, "w/0"))
