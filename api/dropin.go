@@ -59,8 +59,7 @@ func encodeDropinError(e *encoder, err *Error) {
 		text = err.Param + ": " + text
 	}
 	e.openMap(1)
-	e.key("error")
-	e.str(text)
+	e.key("error").str(text)
 	e.closeMap()
 }
 
@@ -565,8 +564,7 @@ func encodeScores(e *encoder, rows []WorkerRow) {
 	instances := instanceRows(rows)
 	scored := onDevice(instances)
 	e.openMap(3)
-	e.key("scores")
-	e.openMap(len(scored))
+	e.key("scores").openMap(len(scored))
 	for _, ranks := range scored {
 		e.name(ranks[0].Worker)
 		e.openMap(len(ranks))
@@ -577,11 +575,9 @@ func encodeScores(e *encoder, rows []WorkerRow) {
 		e.closeMap()
 	}
 	e.closeMap()
-	e.key("frequencies")
-	e.openArray(0)
+	e.key("frequencies").openArray(0)
 	e.closeArray()
-	e.key("instances")
-	e.openMap(len(instances))
+	e.key("instances").openMap(len(instances))
 	for _, ranks := range instances {
 		e.name(ranks[0].Worker)
 		encodeInstance(e, ranks)
@@ -614,18 +610,15 @@ func encodeInstance(e *encoder, ranks []*WorkerRow) {
 		best.Device, best.Host, best.Disk = max(best.Device, r.Device), max(best.Host, r.Host), max(best.Disk, r.Disk)
 	}
 	e.openMap(6)
-	e.key("longest_matched")
-	e.int(best.Disk)
+	e.key("longest_matched").int(best.Disk)
 	encodeTiers(e, &best)
-	e.key("dp")
-	e.openMap(len(ranks))
+	e.key("dp").openMap(len(ranks))
 	for _, r := range ranks {
 		e.name(itoa(r.Rank))
 		e.int(r.Device)
 	}
 	e.closeMap()
-	e.key("rank_matches")
-	e.openMap(len(ranks))
+	e.key("rank_matches").openMap(len(ranks))
 	for _, r := range ranks {
 		e.name(itoa(r.Rank))
 		e.openMap(3)
@@ -637,12 +630,9 @@ func encodeInstance(e *encoder, ranks []*WorkerRow) {
 }
 
 func encodeTiers(e *encoder, r *WorkerRow) {
-	e.key("gpu")
-	e.int(r.Device)
-	e.key("cpu")
-	e.int(r.Host)
-	e.key("disk")
-	e.int(r.Disk)
+	e.key("gpu").int(r.Device)
+	e.key("cpu").int(r.Host)
+	e.key("disk").int(r.Disk)
 }
 
 // peers are base URLs that a joining replica may recover from.

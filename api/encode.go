@@ -109,17 +109,19 @@ func (e *encoder) closeArray() {
 	}
 }
 
-// key begins a member of a map. name is one of ours and needs no escaping.
-func (e *encoder) key(name string) {
+// key begins a member of a map, whose value the next call appends. name is one
+// of ours and needs no escaping.
+func (e *encoder) key(name string) *encoder {
 	if e.msgpack {
 		e.str(name)
-		return
+		return e
 	}
 	e.sep()
 	e.b = append(e.b, '"')
 	e.b = append(e.b, name...)
 	e.b = append(e.b, '"', ':')
 	e.comma = false
+	return e
 }
 
 // name is key for a name that is not ours.

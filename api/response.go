@@ -119,21 +119,16 @@ func (r *MatchResponse) encode(e *encoder) {
 	}
 	e.openMap(n)
 	if r.RequestID != "" {
-		e.key("request_id")
-		e.str(r.RequestID)
+		e.key("request_id").str(r.RequestID)
 	}
-	e.key("model")
-	e.str(r.Model)
+	e.key("model").str(r.Model)
 	if r.LoraName != "" {
-		e.key("lora_name")
-		e.str(r.LoraName)
+		e.key("lora_name").str(r.LoraName)
 	}
-	e.key("prompt_tokens")
-	e.int(r.PromptTokens)
+	e.key("prompt_tokens").int(r.PromptTokens)
 	e.key("mm")
 	r.MM.encode(e)
-	e.key("workers")
-	e.openArray(len(r.Workers))
+	e.key("workers").openArray(len(r.Workers))
 	for i := range r.Workers {
 		r.Workers[i].encode(e)
 	}
@@ -141,8 +136,7 @@ func (r *MatchResponse) encode(e *encoder) {
 	e.key("refused")
 	encodeRefused(e, r.Refused)
 	if r.Best != "" {
-		e.key("best")
-		e.str(r.Best)
+		e.key("best").str(r.Best)
 	}
 	r.encodeAsked(e)
 	e.closeMap()
@@ -156,21 +150,16 @@ func (m *MMAnswer) encode(e *encoder) {
 		}
 	}
 	e.openMap(n)
-	e.key("mode")
-	e.str(m.Mode)
+	e.key("mode").str(m.Mode)
 	if m.Reason != "" {
-		e.key("reason")
-		e.str(string(m.Reason))
+		e.key("reason").str(string(m.Reason))
 	}
 	if m.Param != "" {
-		e.key("param")
-		e.str(m.Param)
+		e.key("param").str(m.Param)
 	}
-	e.key("images")
-	e.int(m.Images)
+	e.key("images").int(m.Images)
 	if m.HasImageTokenID {
-		e.key("image_token_id")
-		e.uint(uint64(m.ImageTokenID))
+		e.key("image_token_id").uint(uint64(m.ImageTokenID))
 	}
 	e.closeMap()
 }
@@ -184,29 +173,20 @@ func (w *WorkerRow) encode(e *encoder) {
 		n++
 	}
 	e.openMap(n)
-	e.key("worker")
-	e.str(w.Worker)
-	e.key("dp_rank")
-	e.int(w.Rank)
-	e.key("namespace")
-	e.str(w.Namespace)
-	e.key("role")
-	e.str(w.Role)
-	e.key("block_size")
-	e.uint(uint64(w.BlockSize))
-	e.key("device")
-	e.int(w.Device)
-	e.key("host")
-	e.int(w.Host)
-	e.key("disk")
-	e.int(w.Disk)
+	e.key("worker").str(w.Worker)
+	e.key("dp_rank").int(w.Rank)
+	e.key("namespace").str(w.Namespace)
+	e.key("role").str(w.Role)
+	e.key("block_size").uint(uint64(w.BlockSize))
+	e.key("device").int(w.Device)
+	e.key("host").int(w.Host)
+	e.key("disk").int(w.Disk)
 	e.key("usable_tokens")
 	if w.UsableReason == "" {
 		e.int(w.Usable)
 	} else {
 		e.null()
-		e.key("usable_reason")
-		e.str(w.UsableReason)
+		e.key("usable_reason").str(w.UsableReason)
 	}
 	w.encodeTrust(e)
 	e.closeMap()
@@ -214,14 +194,11 @@ func (w *WorkerRow) encode(e *encoder) {
 
 // encodeTrust appends the members that say how far to trust the row.
 func (w *WorkerRow) encodeTrust(e *encoder) {
-	e.key("exact_mm")
-	e.bool(w.ExactMM)
+	e.key("exact_mm").bool(w.ExactMM)
 	if w.Reason != "" {
-		e.key("reason")
-		e.str(string(w.Reason))
+		e.key("reason").str(string(w.Reason))
 	}
-	e.key("state")
-	e.str(w.State)
+	e.key("state").str(w.State)
 	e.key("seq")
 	if w.HasSeq {
 		e.uint(w.Seq)
@@ -234,8 +211,7 @@ func (w *WorkerRow) encodeTrust(e *encoder) {
 	} else {
 		e.null()
 	}
-	e.key("lost")
-	e.uint(w.Lost)
+	e.key("lost").uint(w.Lost)
 }
 
 func encodeRefused(e *encoder, rs []Refusal) {
@@ -243,18 +219,12 @@ func encodeRefused(e *encoder, rs []Refusal) {
 	for i := range rs {
 		r := &rs[i]
 		e.openMap(6)
-		e.key("worker")
-		e.str(r.Worker)
-		e.key("dp_rank")
-		e.int(r.Rank)
-		e.key("namespace")
-		e.str(r.Namespace)
-		e.key("role")
-		e.str(r.Role)
-		e.key("reason")
-		e.str(string(r.Reason))
-		e.key("text_only_device")
-		e.int(r.TextOnlyDevice)
+		e.key("worker").str(r.Worker)
+		e.key("dp_rank").int(r.Rank)
+		e.key("namespace").str(r.Namespace)
+		e.key("role").str(r.Role)
+		e.key("reason").str(string(r.Reason))
+		e.key("text_only_device").int(r.TextOnlyDevice)
 		e.closeMap()
 	}
 	e.closeArray()
@@ -267,8 +237,7 @@ func (r *MatchResponse) encodeAsked(e *encoder) {
 		r.Projection.encode(e)
 	}
 	if len(r.Hashes) > 0 {
-		e.key("hashes")
-		e.openArray(len(r.Hashes))
+		e.key("hashes").openArray(len(r.Hashes))
 		for i := range r.Hashes {
 			r.Hashes[i].encode(e)
 		}
@@ -281,10 +250,8 @@ const shapeMembers = 4
 
 // encodeShape appends the members that name a shape and a view.
 func encodeShape(e *encoder, s normalize.Shape, ids normalize.TokenIDs) {
-	e.key("block_size")
-	e.uint(uint64(s.BlockSize))
-	e.key("window")
-	e.str(windowName(s.Window))
+	e.key("block_size").uint(uint64(s.BlockSize))
+	e.key("window").str(windowName(s.Window))
 	encodeTokenID(e, "image_token_id", ids.Image, ids.HasImage)
 	encodeTokenID(e, "video_token_id", ids.Video, ids.HasVideo)
 }
@@ -315,22 +282,17 @@ func (p *Projected) encode(e *encoder) {
 	}
 	e.openMap(n)
 	encodeShape(e, p.Shape, p.IDs)
-	e.key("exact")
-	e.bool(p.Exact)
+	e.key("exact").bool(p.Exact)
 	if p.Reason != "" {
-		e.key("reason")
-		e.str(string(p.Reason))
+		e.key("reason").str(string(p.Reason))
 	}
-	e.key("routing_token_ids")
-	e.openArray(len(p.RoutingTokenIDs))
+	e.key("routing_token_ids").openArray(len(p.RoutingTokenIDs))
 	for _, t := range p.RoutingTokenIDs {
 		e.uint(uint64(t))
 	}
 	e.closeArray()
-	e.key("expanded_prompt_len")
-	e.int(p.ExpandedPromptLen)
-	e.key("markers")
-	e.openArray(len(p.Markers))
+	e.key("expanded_prompt_len").int(p.ExpandedPromptLen)
+	e.key("markers").openArray(len(p.Markers))
 	for _, m := range p.Markers {
 		e.str(m)
 	}
@@ -341,14 +303,12 @@ func (p *Projected) encode(e *encoder) {
 func (h *Hashed) encode(e *encoder) {
 	e.openMap(shapeMembers + 2)
 	encodeShape(e, h.Shape, h.IDs)
-	e.key("block_hashes")
-	e.openArray(len(h.Locals))
+	e.key("block_hashes").openArray(len(h.Locals))
 	for _, l := range h.Locals {
 		e.uint(uint64(l))
 	}
 	e.closeArray()
-	e.key("sequence_hashes")
-	e.openArray(len(h.Seqs))
+	e.key("sequence_hashes").openArray(len(h.Seqs))
 	for _, q := range h.Seqs {
 		e.uint(uint64(q))
 	}
@@ -369,17 +329,12 @@ func (err *Error) encode(e *encoder) {
 		m++
 	}
 	e.openMap(m)
-	e.key("message")
-	e.str(err.Message)
-	e.key("type")
-	e.str(err.kind())
-	e.key("code")
-	e.int(err.Status)
-	e.key("reason")
-	e.str(string(err.Reason))
+	e.key("message").str(err.Message)
+	e.key("type").str(err.kind())
+	e.key("code").int(err.Status)
+	e.key("reason").str(string(err.Reason))
 	if err.Param != "" {
-		e.key("param")
-		e.str(err.Param)
+		e.key("param").str(err.Param)
 	}
 	e.closeMap()
 	if err.Refused != nil {

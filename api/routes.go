@@ -110,8 +110,7 @@ func handleBatch(c *call) *Error {
 	defer func() { c.body = whole }()
 	out := &c.out
 	out.openMap(1)
-	out.key("responses")
-	out.openArray(len(parts))
+	out.key("responses").openArray(len(parts))
 	for _, part := range parts {
 		c.body = part
 		err := c.decode()
