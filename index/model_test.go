@@ -182,15 +182,19 @@ func (m *model) storeChain(ev *zmqwire.Event, g *modelGroup, shape normalize.Sha
 		at = m.nodes[modelKey{shape, cur}]
 	}
 	placed := !has || at != nil && at.chain != ""
+	salt := string(ev.CacheSalt) // of all the event's blocks, wherever its first one stands
+	if at != nil {
+		salt = at.salt
+	}
 	for i, e := range ev.Hashes {
 		content := fmt.Sprint(ev.Tokens[i*bs:(i+1)*bs], string(ev.LoraName))
 		n := m.nodes[modelKey{shape, e}]
 		unknown := n == nil || n.content == "" // heard of by handle alone
 		fresh := &modelNode{content: content, parent: cur, waits: true}
 		if placed {
-			m.placeUnder(fresh, at, has, ev)
+			m.placeUnder(fresh, at, has, salt)
 		} else if at := m.nodes[modelKey{shape, cur}]; at != nil && at.chain != "" {
-			m.placeUnder(fresh, at, true, ev)
+			m.placeUnder(fresh, at, true, at.salt)
 		}
 		switch {
 		case unknown && n != nil:
@@ -226,13 +230,11 @@ func (m *model) storeChain(ev *zmqwire.Event, g *modelGroup, shape normalize.Sha
 }
 
 // placeUnder gives a node its place below at, or at the root.
-func (m *model) placeUnder(n, at *modelNode, has bool, ev *zmqwire.Event) {
-	if !has {
-		n.salt = string(ev.CacheSalt)
-		n.chain = n.salt + "|" + n.content
-	} else {
-		n.salt = at.salt
-		n.chain = at.chain + "/" + n.content
+func (m *model) placeUnder(n, at *modelNode, has bool, salt string) {
+	n.salt = salt
+	n.chain = salt + "|" + n.content
+	if has {
+		n.chain = at.chain + "/" + n.chain
 	}
 	n.waits = false
 }
@@ -248,7 +250,7 @@ func (m *model) link(shape normalize.Shape, e zmqwire.EngineHash) {
 	}
 	slices.SortFunc(waiting, func(a, b modelKey) int { return m.nodes[a].stored - m.nodes[b].stored })
 	for _, k := range waiting {
-		m.placeUnder(m.nodes[k], at, true, nil)
+		m.placeUnder(m.nodes[k], at, true, at.salt)
 		m.newest[modelChain{shape, m.nodes[k].chain}] = k.engine
 		m.link(shape, k.engine)
 	}
@@ -376,7 +378,7 @@ func chains(shape normalize.Shape, tokens []uint32, lora, salt string) []string 
 		if a == 0 {
 			out = append(out, salt+"|"+content)
 		} else {
-			out = append(out, out[len(out)-1]+"/"+content)
+			out = append(out, out[len(out)-1]+"/"+salt+"|"+content)
 		}
 	}
 	return out

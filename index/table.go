@@ -67,7 +67,8 @@ func (s *tableSlot) key() uint64 { return uint64(s[1])<<32 | uint64(s[0]) }
 
 func (t *table) hash(key uint64) uint64 {
 	hi, lo := bits.Mul64(key^t.seed, t.mul)
-	return hi ^ lo
+	h := (hi ^ lo) * 0x9e3779b97f4a7c15 // consecutive handles must not stand side by side
+	return h ^ h>>32
 }
 
 func (t *table) page(h uint64) *tablePage {
