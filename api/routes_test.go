@@ -134,6 +134,12 @@ func TestNativeRoutes(t *testing.T) {
 	a.want("GET", "/", "", 200, `<!doctype html>`)
 	a.want("GET", "/nothing", "", 404, "not_found")
 	a.want("DELETE", "/v1/match", "", 405, "method_not_allowed")
+	const spec = `{"model":"m","endpoint":"tcp://127.0.0.1:1"}`
+	a.want("PUT", "/v1/workers/x", spec, 409, "serves_capture")
+	a.want("DELETE", "/v1/workers/w0", "", 409, "serves_capture")
+	a.want("POST", "/v1/workers/w0/reset", "", 409, "serves_capture")
+	a.want("POST", "/register", `{"instance_id":1,"model_name":"m","block_size":16,"endpoint":"tcp://127.0.0.1:1"}`, 409, "serves a capture")
+	a.want("POST", "/unregister", `{"instance_id":1,"model_name":"m"}`, 404, "no such")
 	metrics := a.want("GET", "/metrics", "", 200, "kvindexd_outcomes_total{result=\"too_long\"} 1")
 	for _, line := range []string{`kvindexd_query_duration_seconds_count{route="/v1/match"}`, `kvindexd_http_errors_total{reason="unknown_model",route="/v1/match"} 2`, "kvindexd_query_matched_blocks_sum", `kvindexd_stream_resident_blocks{`} {
 		if !bytes.Contains(metrics, []byte(line)) {
