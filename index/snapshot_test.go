@@ -83,7 +83,7 @@ func (w *world) travel() error {
 	if got, want := into.Stats(), w.set.Stats(); got.Memberships != want.Memberships {
 		return fmt.Errorf("%d memberships of %d", got.Memberships, want.Memberships)
 	}
-	w.set = into
+	w.set, w.roster = into, nil
 	w.last = "the journey"
 	return nil
 }
@@ -220,8 +220,8 @@ func (w *world) travelSlowly() error {
 // compare asks one stream of a set about some prompts.
 func (w *world) compare(set *Set, s *Stream, m *model, wild bool) error {
 	old := w.set
-	w.set = set
-	defer func() { w.set = old }()
+	w.set, w.roster = set, nil
+	defer func() { w.set, w.roster = old, nil }()
 	for range 20 {
 		p := w.prompt(16)
 		rows := make([]Row, 1)
