@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvindexd/kvindexd/fleet"
@@ -177,4 +178,38 @@ func TestPartitionNames(t *testing.T) {
 			seen[ns] = tenant + "|" + group
 		}
 	}
+}
+
+// Ranks are registered one by one, and those that are there live on; an
+// instance is not moved onto another's publisher.
+func TestRegistrationsLeaveOthersAlone(t *testing.T) {
+	f, err := fleet.New(fleet.Options{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, h := newTestServer(t, f, nil)
+	a := newAsker(t, h.URL)
+	register := func(id, rank, port, want int, part string) {
+		t.Helper()
+		a.want("POST", "/register", fmt.Sprintf(`{"instance_id":%d,"model_name":"m","block_size":16,"dp_rank":%d,"endpoint":"tcp://127.0.0.1:%d"}`, id, rank, port), want, part)
+	}
+	lives := func(want string) {
+		t.Helper()
+		var got []string
+		for _, w := range f.Workers() {
+			got = append(got, fmt.Sprintf("%s life %d, %d ranks", w.Spec.ID, w.Generation, len(w.Streams)))
+		}
+		if s := strings.Join(got, "; "); s != want {
+			t.Errorf("%s, want %s", s, want)
+		}
+	}
+	register(7, 0, 5001, 201, "ok")
+	register(7, 1, 5002, 201, "ok")
+	register(8, 0, 5003, 201, "ok")
+	lives("7 life 1, 2 ranks; 8 life 1, 1 ranks")
+	a.want("POST", "/unregister", `{"instance_id":7,"model_name":"m","dp_rank":0}`, 200, "ok")
+	lives("7 life 1, 1 ranks; 8 life 1, 1 ranks")
+	register(7, 0, 5003, 409, `worker \"8\"`)
+	a.want("PUT", "/v1/workers/8", `{"model":"m","endpoint":"tcp://127.0.0.1:5002"}`, 409, `worker \"7\"`)
+	lives("7 life 1, 1 ranks; 8 life 1, 1 ranks")
 }
