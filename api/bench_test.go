@@ -212,3 +212,21 @@ func TestMatchAllocations(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// BenchmarkTokens reads 8192 ids, as Go and as Python write them.
+func BenchmarkTokens(b *testing.B) {
+	packed := jsonBody(promptOf(1, 8192), "")[len(`{"model":"m","token_ids":`):]
+	for name, body := range map[string][]byte{"packed": packed, "spaced": bytes.ReplaceAll(packed, []byte(","), []byte(", "))} {
+		b.Run(name, func(b *testing.B) {
+			var dst []uint32
+			b.ReportAllocs()
+			for b.Loop() {
+				s := scanner{b: body}
+				var err *Error
+				if dst, err = s.tokens(dst[:0]); err != nil || len(dst) != 8192 {
+					b.Fatal(err, len(dst))
+				}
+			}
+		})
+	}
+}

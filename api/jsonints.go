@@ -52,7 +52,7 @@ func (s *scanner) tokens(dst []uint32) ([]uint32, *Error) {
 //
 // The digits are found and converted in one word, without a branch on their
 // number, which for ids of mixed length no predictor can guess: 8 192 ids take
-// 30 µs, against 90 µs digit by digit, and 20 µs where tokenPairs can help.
+// 47 µs, a third of what digit by digit takes, and 33 µs with tokenPairs.
 func (s *scanner) tokenRun(dst []uint32) (_ []uint32, more bool) {
 	dst = s.tokenPairs(dst)
 	b, i := s.b, s.i
