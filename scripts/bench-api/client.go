@@ -182,8 +182,9 @@ func closedLoop(ctx context.Context, address string, r *request, conns int, d ti
 	})
 }
 
-// openLoop asks at a steady rate, and counts the wait from when a request was
-// due: one that is late because of those before it has waited too.
+// openLoop asks at a steady rate. A request that is late because of those before
+// it has waited since it was due; one that only the client's clock woke late for
+// has not.
 func openLoop(ctx context.Context, address string, r *request, rate float64, d time.Duration) (result, error) {
 	const conns = 4
 	began := time.Now()
@@ -199,22 +200,20 @@ func openLoop(ctx context.Context, address string, r *request, rate float64, d t
 			if due.Sub(began) > d {
 				return waits, nil
 			}
-			if err := sleepUntil(ctx, due); err != nil {
-				return nil, err
+			start := due
+			if d := time.Until(due); d > 0 {
+				nap(d)
+				start = time.Now()
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
 			}
 			if _, err := c.ask(r); err != nil {
 				return nil, err
 			}
-			waits = append(waits, time.Since(due))
+			waits = append(waits, time.Since(start))
 		}
 	})
-}
-
-func sleepUntil(ctx context.Context, t time.Time) error {
-	if d := time.Until(t); d > 0 {
-		return sleep(ctx, d)
-	}
-	return ctx.Err()
 }
 
 // together runs n askers and joins what they saw.
