@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"time"
 )
 
@@ -37,6 +38,7 @@ func main() {
 	flag.IntVar(&s.ops, "ops", 200_000, "block operations a second while events come in")
 	flag.DurationVar(&s.duration, "duration", 3*time.Second, "of each measurement")
 	flag.Parse()
+	runtime.GOMAXPROCS(max(16, runtime.NumCPU())) // one that naps in the kernel keeps its processor for a while
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
