@@ -84,6 +84,8 @@ type tree struct {
 
 	exports []*exportedTree // under way
 
+	touched uint32 // keeps the loads of table.touch alive
+
 	zombies []uint32 // trimmed runs whose numbers are not free yet
 
 	tick           uint32 // stores so far
@@ -267,9 +269,7 @@ func (t *tree) reap(id uint32) {
 		for _, e := range t.exports {
 			e.cut(id, n)
 		}
-		for off := n; off < int(r.n); off++ {
-			t.unbind(makeRef(id, off), *t.engine(r, off))
-		}
+		t.unbindFrom(id, r, n)
 		t.nblocks -= int64(int(r.n) - n)
 		if n > 0 {
 			t.cutTo(r, n)
@@ -321,9 +321,17 @@ func (t *tree) unhang(id uint32, r *run) {
 	}
 }
 
-// unbind takes the shared handle of block b away, if engine is it.
-func (t *tree) unbind(b ref, engine uint64) {
-	t.handles.delIf(engine, uint32(b))
+// unbindFrom takes away the shared handles of the run's blocks from off on.
+func (t *tree) unbindFrom(id uint32, r *run, off int) {
+	engines := t.words.array(r.words+1<<r.class, int(r.n))[off:]
+	if len(engines) > 1 {
+		for _, e := range engines {
+			t.touched += t.handles.touch(e)
+		}
+	}
+	for i, e := range engines {
+		t.handles.delIf(e, uint32(makeRef(id, off+i)))
+	}
 }
 
 // bound says whether block b has a shared handle.

@@ -146,9 +146,7 @@ func (t *tree) trimRun(l leaf) {
 	for _, e := range t.exports {
 		e.cut(l.run, 0)
 	}
-	for off := range int(r.n) {
-		t.unbind(makeRef(l.run, off), *t.engine(r, off))
-	}
+	t.unbindFrom(l.run, r, 0)
 	t.nblocks -= int64(r.n)
 	if zombie {
 		t.enshroud(l.run, r)
