@@ -65,9 +65,9 @@ func documentedPath(path string) string {
 }
 
 // want asks and holds status and a part of the answer against what is wanted.
-func (a *asker) want(method, path, body string, status int, part string) []byte {
+func (a *asker) want(method, path, body string, status int, part string, header ...string) []byte {
 	a.t.Helper()
-	got, b := a.do(method, path, body)
+	got, b := a.do(method, path, body, header...)
 	if got != status || !bytes.Contains(b, []byte(part)) {
 		a.t.Errorf("%s %s %.120s: %d %.400s, want %d with %s", method, path, body, got, b, status, part)
 	}
