@@ -69,6 +69,9 @@ type WorkerRow struct {
 	// Age is the time since the last message, negative where there was none.
 	Age  time.Duration
 	Lost uint64
+	// Trimmed counts the stream's blocks that the byte budget took: the row may
+	// be shorter than what the worker holds.
+	Trimmed int64
 }
 
 // Refusal is one stream that cannot answer exactly.
@@ -172,6 +175,9 @@ func (w *WorkerRow) encode(e *encoder) {
 	if w.Reason != "" {
 		n++
 	}
+	if w.Trimmed > 0 {
+		n++
+	}
 	e.openMap(n)
 	e.key("worker").str(w.Worker)
 	e.key("dp_rank").int(w.Rank)
@@ -212,6 +218,9 @@ func (w *WorkerRow) encodeTrust(e *encoder) {
 		e.null()
 	}
 	e.key("lost").uint(w.Lost)
+	if w.Trimmed > 0 {
+		e.key("trimmed").uint(uint64(w.Trimmed))
+	}
 }
 
 func encodeRefused(e *encoder, rs []Refusal) {

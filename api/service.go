@@ -471,5 +471,6 @@ func (c *candidate) asRow() WorkerRow {
 		Usable: c.row.Usable, UsableReason: string(c.row.UsableReason),
 		ExactMM: c.exact && c.member.ExactMM, Reason: c.reason,
 		State: st.State.String(), Seq: st.Seq, HasSeq: st.HasSeq, Age: st.Age, Lost: st.Lost,
+		Trimmed: c.member.Stream().Trimmed(),
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvindexd/kvindexd/index"
@@ -17,7 +19,7 @@ import (
 )
 
 // TestCaptures asks vLLM's own questions of an index fed with vLLM's own
-// events: every figure must be vLLM's.
+// events, with readers beside it: every figure must be vLLM's.
 func TestCaptures(t *testing.T) {
 	files, err := filepath.Glob("../testdata/captures/*.kvcap.zst")
 	if err != nil || len(files) == 0 {
@@ -143,6 +145,7 @@ func checkCapture(t *testing.T, file string) {
 	for name, c := range r.Header().Streams {
 		feeds[name] = feedOf(name, c, set)
 	}
+	defer readBeside(set, feeds, questions)()
 	asked, answers := 0, 0
 	ask := func(applied int) {
 		for asked < len(questions) && questions[asked].After <= applied {
@@ -163,6 +166,44 @@ func checkCapture(t *testing.T, file string) {
 	}
 	ask(1 << 60)
 	t.Logf("%d answers", answers)
+}
+
+// readBeside asks the capture's questions of all its streams again and again,
+// while it is fed, until the function it returns is called: the answers of a
+// moment that nobody knows are not looked at, but they must not disturb anything.
+func readBeside(set *index.Set, feeds map[string]*fed, questions []question) (stop func()) {
+	var streams []*index.Stream
+	for _, f := range feeds {
+		streams = append(streams, f.stream)
+	}
+	roster := set.NewRoster(streams, nil)
+	var done atomic.Bool
+	var readers sync.WaitGroup
+	for r := range 2 {
+		readers.Go(func() {
+			rows := make([]index.Row, len(streams))
+			for n := r; !done.Load(); n++ {
+				q := &questions[n%len(questions)].Request
+				p := normalize.Prompt{Tokens: q.Tokens, LoraName: q.LoraName, CacheSalt: q.CacheSalt}
+				roster.Match(&index.Query{PromptTokens: len(p.Tokens), Views: []index.QueryView{viewOf(set, &p)}}, rows)
+			}
+		})
+	}
+	return func() {
+		done.Store(true)
+		readers.Wait()
+	}
+}
+
+// viewOf identifies a prompt's text in every shape of the set.
+func viewOf(set *index.Set, p *normalize.Prompt) (view index.QueryView) {
+	for _, shape := range set.Shapes() {
+		pr := p.Project(normalize.View{}, shape)
+		var c normalize.Chain
+		p.Chain(&c, &pr, normalize.View{}, shape)
+		view.Chains, view.Limits = append(view.Chains, c), append(view.Limits, pr.Limit)
+	}
+	return view
 }
 
 func feedRecord(t testing.TB, f *fed, rec *zmqwire.Record) {

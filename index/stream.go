@@ -104,6 +104,10 @@ func (s *Stream) Stats() StreamStats {
 	return st
 }
 
+// Trimmed counts the blocks of the stream that the byte budget took. Any
+// goroutine may call it.
+func (s *Stream) Trimmed() int64 { return s.stats.trimmed.Load() }
+
 // Apply takes a batch in as one step: no query sees a part of it.
 func (s *Stream) Apply(b *normalize.Batch) Applied {
 	s.hash(b)

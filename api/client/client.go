@@ -143,6 +143,7 @@ type Row struct {
 	Seq          *uint64 `json:"seq"`
 	AgeMS        *int64  `json:"age_ms"`
 	Lost         uint64  `json:"lost"`
+	Trimmed      int64   `json:"trimmed,omitempty"`
 }
 
 // Refusal is a stream that cannot answer exactly.
