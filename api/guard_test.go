@@ -293,6 +293,29 @@ func TestSlowClients(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
+// A server that is told to stop says so to who asks whether it is ready, serves on
+// for the delay, and ends.
+func TestDrain(t *testing.T) {
+	addr, stop := serveReal(t, func(c *Config) { c.DrainDelay = 500 * time.Millisecond })
+	a := newAsker(t, "http://"+addr)
+	a.want("GET", "/readyz", "", 200, `"ready":true`)
+	ended := make(chan struct{})
+	go func() { defer close(ended); stop() }()
+	for ready := true; ready; {
+		status, b := a.do("GET", "/readyz", "")
+		ready = status == 200
+		if !ready && !bytes.Contains(b, []byte("stopping")) {
+			t.Errorf("not ready: %s", b)
+		}
+	}
+	a.want("POST", "/v1/match", `{"token_ids":[1]}`, 200, "")
+	<-ended
+	if _, err := net.Dial("tcp", addr); err == nil {
+		t.Error("the listener is still open")
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
 // Ten thousand connections that say nothing end one another: memory stays
 // bounded, and whoever asks is served. Where the listener takes a whole backlog in
 // at once, the asker's own idle connection may be the oldest; it asks again then,

@@ -42,6 +42,9 @@ func handleReady(c *call) *Error {
 	if r.Settled < c.srv.MinWorkers {
 		a.Missing = append(a.Missing, fmt.Sprintf("%d of at least %d workers are followed (%d are configured and admitted)", r.Settled, c.srv.MinWorkers, r.Workers))
 	}
+	if c.srv.draining.Load() {
+		a.Missing = append(a.Missing, "the daemon is stopping")
+	}
 	if c.srv.authorize(read, c.r) == nil {
 		a.Waiting = r.Waiting
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,6 +45,9 @@ type Config struct {
 	// body's last, 30 s; IdleTimeout between requests, 2 min; WriteTimeout for
 	// an answer, 1 min.
 	HeaderTimeout, BodyTimeout, IdleTimeout, WriteTimeout time.Duration
+	// DrainDelay is how long /readyz says that the end is near, while all is
+	// still served, before the listener closes; 0 for not at all.
+	DrainDelay time.Duration
 
 	// Peers are where /peers begins; PeersChanged, where set, is told the whole
 	// list after every change of it, one change at a time.
@@ -96,6 +100,7 @@ type Server struct {
 	metrics     *metrics
 	peers       peers
 	registering registering
+	draining    atomic.Bool
 
 	handler http.Handler
 	origins *http.CrossOriginProtection
@@ -141,8 +146,8 @@ func (s *Server) Handler() http.Handler { return s.handler }
 // maxHeader bounds a request's headers in bytes.
 const maxHeader = 32 << 10
 
-// Serve answers on l until ctx ends, then lets the requests in flight finish
-// within five seconds. It closes l.
+// Serve answers on l until ctx ends. Then /readyz is not ready for DrainDelay,
+// and the requests in flight finish within five seconds. It closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	open := connections{max: s.MaxConnections}
 	h := &http.Server{
@@ -158,6 +163,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)
+		s.draining.Store(true)
+		time.Sleep(s.DrainDelay)
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		if h.Shutdown(grace) != nil {

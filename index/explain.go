@@ -75,7 +75,7 @@ func (x *Set) Explain(s *Stream, v *QueryView) []Explanation {
 func (m *member) explain(e *Explanation, chain *normalize.Chain) {
 	w := walk{}
 	w.follow(m.t, chain.Seqs, chain.Locals)
-	m.runs3(e, w.steps)
+	m.measure(e, w.steps)
 	if e.Device == e.Asked {
 		e.Ending = EndComplete
 		return
@@ -94,8 +94,8 @@ func (m *member) explain(e *Explanation, chain *normalize.Chain) {
 	}
 }
 
-// runs3 fills in the three runs.
-func (m *member) runs3(e *Explanation, steps []step) {
+// measure fills in the three runs.
+func (m *member) measure(e *Explanation, steps []step) {
 	e.Device = m.extend(steps, 0, func(en *entry) uint64 { return en.held })
 	e.Host = m.extend(steps, e.Device, func(en *entry) uint64 { return en.held | m.tierBits(en, normalize.Host) })
 	e.Disk = m.extend(steps, e.Host, func(en *entry) uint64 {

@@ -129,6 +129,7 @@ func (o *serveOptions) apiFlags(f *pflag.FlagSet) {
 	f.Var(&o.maxBody, "max-body", "most bytes of one body")
 	f.Var(&o.maxBodies, "max-bodies", "most bytes of memory of all bodies in flight")
 	f.IntVar(&o.api.MaxConcurrent, "max-concurrent", 256, "requests answered at once; more get 429")
+	f.DurationVar(&o.api.DrainDelay, "drain-delay", 0, "how long /readyz says that the end is near, on SIGTERM, before the listener closes")
 	f.IntVar(&o.api.MaxConnections, "max-connections", 4096, "open connections; one more ends the one idle longest")
 	f.IntVar(&o.api.MinWorkers, "min-workers", 0, "workers that must be followed for /readyz to say ready")
 	f.DurationVar(&o.api.HeaderTimeout, "header-timeout", 5*time.Second, "patience for a request's headers")
