@@ -180,7 +180,7 @@ func (pl *placing) put(e zmqwire.EngineHash, l normalize.LocalHash, want int) bo
 			if !pl.move(block, e) {
 				return false
 			}
-			block, shared = noRef, ref(m.t.handles.get(uint64(e)))
+			block, shared = noRef, m.t.lookup(uint64(e))
 		}
 	}
 	seq := nextSequence(pl.cur, pl.seq, l)

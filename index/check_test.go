@@ -165,13 +165,17 @@ func (t *tree) checkMembers(ids map[uint32]bool) error {
 		return fmt.Errorf("%d members of %d", t.nmembers, n)
 	}
 	bad := ""
-	t.handles.each(func(e uint64, b uint32) bool {
-		at := ref(b)
-		if !ids[at.run()] || at.off() >= int(t.run(at.run()).n) || *t.engine(t.run(at.run()), at.off()) != e {
-			bad = fmt.Sprintf("shared handle %x leads to block %x", e, b)
+	entries := 0
+	t.handles.each(func(at ref) bool {
+		entries++
+		if !ids[at.run()] || at.off() >= int(t.run(at.run()).n) || !t.bound(at) {
+			bad = fmt.Sprintf("a shared handle leads to block %x", at)
 		}
 		return bad == ""
 	})
+	if bad == "" && entries != t.handles.n {
+		bad = fmt.Sprintf("%d shared handles of %d", entries, t.handles.n)
+	}
 	if bad != "" {
 		return fmt.Errorf("%s", bad)
 	}

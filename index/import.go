@@ -380,7 +380,7 @@ func (i *importer) touch(r *archivedRun, shift int, part uint64, own bool, handl
 
 // fresh says that the block never had a shared handle.
 func (t *tree) fresh(b ref) bool {
-	return *t.engine(t.run(b.run()), b.off()) == 0 && t.handles.get(0) != uint32(b)
+	return *t.engine(t.run(b.run()), b.off()) == 0 && t.lookup(0) != b
 }
 
 // reside puts the blocks of part into their planes: block k of the archived run

@@ -99,7 +99,7 @@ func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
 	if b := ref(m.own.lookup(uint64(e))); b != noRef && m.entry(b.run()) != nil { // else the run was trimmed
 		return b, noRef
 	}
-	shared = ref(m.t.handles.lookup(uint64(e)))
+	shared = m.t.lookup(uint64(e))
 	if shared == noRef {
 		return noRef, noRef
 	}
@@ -166,7 +166,7 @@ func (m *member) touch(e zmqwire.EngineHash) uint32 {
 			return b
 		}
 	}
-	return m.t.handles.touch(uint64(e))
+	return m.t.touch(uint64(e))
 }
 
 // bind makes e the stream's handle of block b, which the stream did not know.

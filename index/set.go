@@ -98,7 +98,7 @@ func (x *Set) publishShapes() {
 // enter gives a new member of t a slot.
 func (t *tree) enter(x *Set) *member {
 	x.layout++
-	m := &member{t: t, owner: x, own: table{fine: true}}
+	m := &member{t: t, owner: x}
 	if n := len(t.freeSlots); n > 0 {
 		m.slot, t.freeSlots = t.freeSlots[n-1], t.freeSlots[:n-1]
 		t.members[m.slot] = m

@@ -20,10 +20,6 @@ type table struct {
 	n         int
 	slots     int // over all pages
 
-	// fine: pages grow in one more step, which costs a store 25 ns and saves two
-	// bytes an entry on average.
-	fine bool
-
 	missed  tableMiss
 	spare   [3][]tableSlot // an array of each of the three largest sizes, to be used again
 	version uint32         // of what missed tells
@@ -56,11 +52,10 @@ const (
 // full page of the largest is split into two of the smallest of them. Their
 // arrays are used again: taken from the heap each time, they made half of what
 // a store cost.
-var tablePageSizes = [...]int{tablePageMin, 16, 32, 64, 128, 256, 512, tableHalf, tableFine, tableFull}
+var tablePageSizes = [...]int{tablePageMin, 16, 32, 64, 128, 256, 512, tableHalf, 853, tableFull}
 
 const (
 	tableHalf = 682
-	tableFine = 853
 	tableFull = 1024
 )
 
@@ -218,7 +213,7 @@ func (t *table) remove(key uint64, only uint32) {
 		t.resize(p, sizeBelow(len(p.slots)))
 	}
 	if t.n == 0 {
-		*t = table{seed: t.seed, mul: t.mul, version: t.version, fine: t.fine}
+		*t = table{seed: t.seed, mul: t.mul, version: t.version}
 	}
 }
 
@@ -260,9 +255,9 @@ func (t *table) init() {
 	t.slots = tablePageMin
 }
 
-func (t *table) sizeAbove(n int) int {
+func sizeAbove(n int) int {
 	for _, s := range tablePageSizes {
-		if s > n && (t.fine || s != tableFine) {
+		if s > n {
 			return s
 		}
 	}
@@ -283,7 +278,7 @@ func sizeBelow(n int) int {
 func (t *table) grow(no uint32) {
 	p := &t.pages[no]
 	if len(p.slots) < tableFull || p.depth == tableMaxBits {
-		t.resize(p, t.sizeAbove(len(p.slots)))
+		t.resize(p, sizeAbove(len(p.slots)))
 		return
 	}
 	if p.depth == t.bits {
@@ -393,7 +388,7 @@ func (t *table) split(no uint32) {
 // putSplit grows the half when a split came out lopsided.
 func (t *table) putSplit(p *tablePage, h uint64, s *tableSlot) {
 	if int(p.n)+1 >= len(p.slots) {
-		t.resize(p, t.sizeAbove(len(p.slots)))
+		t.resize(p, sizeAbove(len(p.slots)))
 	}
 	p.put(h, s.key(), s[2])
 }

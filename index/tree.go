@@ -74,9 +74,9 @@ type tree struct {
 	words    slab[uint64]
 	entries  slab[entry]
 	planes   slab[planeMask]
-	children table // sequence hash of a run's block 0 -> run
-	forks    table // ref -> how many runs hang there, where it is more than one
-	handles  table // engine hash -> ref, for the streams whose entry is not own
+	children table       // sequence hash of a run's block 0 -> run
+	forks    table       // ref -> how many runs hang there, where it is more than one
+	handles  handleTable // engine hash -> block, for the streams whose entry is not own
 
 	members   []*member // by slot
 	freeSlots []uint32
@@ -326,17 +326,17 @@ func (t *tree) unbindFrom(id uint32, r *run, off int) {
 	engines := t.words.array(r.words+1<<r.class, int(r.n))[off:]
 	if len(engines) > 1 {
 		for _, e := range engines {
-			t.touched += t.handles.touch(e)
+			t.touched += t.touch(e)
 		}
 	}
 	for i, e := range engines {
-		t.handles.delIf(e, uint32(makeRef(id, off+i)))
+		t.handles.del(e, makeRef(id, off+i))
 	}
 }
 
 // bound says whether block b has a shared handle.
 func (t *tree) bound(b ref) bool {
-	return t.handles.get(*t.engine(t.run(b.run()), b.off())) == uint32(b)
+	return t.lookup(*t.engine(t.run(b.run()), b.off())) == b
 }
 
 // shares says whether e is the shared handle of block b of run r. It may say no
@@ -348,7 +348,7 @@ func (t *tree) shares(r *run, b ref, e zmqwire.EngineHash) bool {
 // share makes e the shared handle of block b.
 func (t *tree) share(b ref, e zmqwire.EngineHash) {
 	*t.engine(t.run(b.run()), b.off()) = uint64(e)
-	t.handles.put(uint64(e), uint32(b))
+	t.handles.put(uint64(e), b)
 }
 
 func (t *tree) bytes() int64 {
