@@ -72,3 +72,67 @@ func TestHandleTable(t *testing.T) {
 		})
 	}
 }
+
+// TestHandleTagsCollide: of two handles with one tag, each leads to its own
+// block, and one that nobody stored to none.
+func TestHandleTagsCollide(t *testing.T) {
+	x := New(Options{})
+	l := newLoader()
+	s := x.NewStream(StreamConfig{})
+	first := newChain(1, 1, 0)
+	s.Apply(l.prepare(first.store(0, 1))) // the table draws its seed
+	tree := x.trees[0]
+	seen := map[uint32]uint64{}
+	var a, b uint64
+	for i := uint64(1); a == 0; i++ { // some ten pairs among 300 000
+		e := mix(i << 8)
+		if other, ok := seen[tree.handles.tag(e)]; ok {
+			a, b = other, e
+		}
+		seen[tree.handles.tag(e)] = e
+	}
+	ca, cb := newChain(2, 1, 0), newChain(3, 1, 0)
+	ca.hashes[0], cb.hashes[0] = zmqwire.EngineHash(a), zmqwire.EngineHash(b)
+	s.Apply(l.prepare(ca.store(0, 1)))
+	if got := tree.lookup(b); got != noRef {
+		t.Errorf("a handle that nobody stored leads to block %x", got)
+	}
+	s.Apply(l.prepare(cb.store(0, 1)))
+	if tree.lookup(a) == tree.lookup(b) || tree.lookup(a) == noRef || tree.lookup(b) == noRef {
+		t.Errorf("blocks %x and %x", tree.lookup(a), tree.lookup(b))
+	}
+	if err := x.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHandleMiss: what a search did not find is put where it ended only while
+// nothing else was put there.
+func TestHandleMiss(t *testing.T) {
+	x := New(Options{})
+	l := newLoader()
+	s := x.NewStream(StreamConfig{})
+	c := newChain(1, 3, 0)
+	s.Apply(l.prepare(c.store(0, 3)))
+	tree := x.trees[0]
+	h := &handleTable{}
+	h.init()
+	tree.handles = *h
+	block := func(i int) ref { return makeRef(tree.members[0].runs[0], i) }
+	for i := range 2 { // two handles of one home, of three blocks at most
+		e := uint64(c.hashes[i])
+		for tree.handles.pages[0].home(tree.handles.tag(e)) != 5 {
+			e++
+		}
+		*tree.engine(tree.run(block(i).run()), i) = e
+		c.hashes[i] = zmqwire.EngineHash(e)
+	}
+	tree.lookup(uint64(c.hashes[0]))
+	tree.handles.put(uint64(c.hashes[1]), block(1))
+	tree.handles.put(uint64(c.hashes[0]), block(0))
+	for i := range 2 {
+		if got := tree.lookup(uint64(c.hashes[i])); got != block(i) {
+			t.Errorf("handle %d leads to block %x, want %x", i, got, block(i))
+		}
+	}
+}
