@@ -119,7 +119,7 @@ func TestHandleMiss(t *testing.T) {
 	h.init()
 	tree.handles = *h
 	block := func(i int) ref { return makeRef(tree.members[0].runs[0], i) }
-	for i := range 2 { // two handles of one home, of three blocks at most
+	for i := range 2 { // two handles of one home
 		e := uint64(c.hashes[i])
 		for tree.handles.pages[0].home(tree.handles.tag(e)) != 5 {
 			e++
@@ -127,10 +127,11 @@ func TestHandleMiss(t *testing.T) {
 		*tree.engine(tree.run(block(i).run()), i) = e
 		c.hashes[i] = zmqwire.EngineHash(e)
 	}
+	tree.handles.put(uint64(c.hashes[2]), block(2)) // an empty table is not searched
 	tree.lookup(uint64(c.hashes[0]))
 	tree.handles.put(uint64(c.hashes[1]), block(1))
 	tree.handles.put(uint64(c.hashes[0]), block(0))
-	for i := range 2 {
+	for i := range 3 {
 		if got := tree.lookup(uint64(c.hashes[i])); got != block(i) {
 			t.Errorf("handle %d leads to block %x, want %x", i, got, block(i))
 		}
