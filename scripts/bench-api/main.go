@@ -110,6 +110,13 @@ func underLoad(ctx context.Context, d *daemon, bodies []request, engines *engine
 			return err
 		}
 		most.less(share).print(r.name + ", 4 connections")
+		// One connection comes near that half by itself, without a timer of the
+		// client's between the daemon and its figure.
+		one, err := d.measure(func() (result, error) { return closedLoop(ctx, d.address, r, 1, 2*s.duration) })
+		if err != nil {
+			return err
+		}
+		one.less(share).print(r.name + ", 1 connection")
 		m, err := d.measure(func() (result, error) { return openLoop(ctx, d.address, r, most.rate()/2, 2*s.duration) })
 		if err != nil {
 			return err
