@@ -307,7 +307,8 @@ func (t *tree) freeRun(id uint32, r *run) uint32 {
 	return parent.run()
 }
 
-// unhang takes a run out of the tree and frees all of it but its number.
+// unhang takes a run out of the tree and frees all of it but its number, under
+// which an empty run stands then.
 func (t *tree) unhang(id uint32, r *run) {
 	t.children.del(uint64(r.first))
 	t.words.free(r.words)
@@ -319,6 +320,7 @@ func (t *tree) unhang(id uint32, r *run) {
 	if r.parent != noRef {
 		t.detach(r.parent, id)
 	}
+	*r = run{} // whoever still has the number finds no block here
 }
 
 // unbindFrom takes away the shared handles of the run's blocks from off on.

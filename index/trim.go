@@ -185,7 +185,6 @@ func ones(mask uint64) int64 { return int64(bits.OnesCount64(mask)) }
 // Nobody finds an entry in it, so they mean nothing.
 func (t *tree) enshroud(id uint32, r *run) {
 	t.unhang(id, r)
-	*r = run{}
 	t.zombies = append(t.zombies, id)
 }
 

@@ -121,3 +121,30 @@ func TestZombies(t *testing.T) {
 		t.Errorf("%+v", rows)
 	}
 }
+
+// TestLookUpAfterTrim: the block that a removal found last may be gone, with the
+// pages that held it, when the next removal looks beside it.
+func TestLookUpAfterTrim(t *testing.T) {
+	const chains, blocks = 3000, 16
+	x := New(Options{})
+	l := newLoader()
+	s := x.NewStream(StreamConfig{})
+	for id := range uint64(chains) {
+		s.Apply(l.prepare(newChain(id, blocks, 0).store(0, blocks)))
+	}
+	full := x.Stats().Bytes
+	oldest := uint64(0)
+	for left := int64(95); left > 5; left -= 5 {
+		for b := noRef; b == noRef && oldest < chains; oldest++ {
+			b, _ = s.members[0].resolve(newChain(oldest, blocks, 0).hashes[9])
+		}
+		c := newChain(oldest-1, blocks, 0)
+		x.budget, x.stores = NewBudget(full*left/100), trimEvery
+		s.Apply(l.prepare(c.remove(9))) // and the chain is trimmed
+		s.Apply(l.prepare(c.remove(8)))
+		x.weighed = 0
+		if err := x.check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
