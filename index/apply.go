@@ -353,23 +353,21 @@ func (o *orphan) store(p uint8) {
 	o.copies[p]++
 }
 
-// fewer is what a removal leaves of n copies. left, where it is not negative, is
-// the publisher's word of it; of copies that nobody stored there is no word.
-func fewer(n uint32, left int64) uint32 {
-	switch {
-	case n == 0:
-		return 0
-	case left >= 0:
-		return uint32(left)
+// takeCopy takes a removed copy of k out of counts. left, where it is not
+// negative, is the publisher's word of how many remain; of copies that nobody
+// stored there is no word.
+func takeCopy[K comparable](counts map[K]uint32, k K, left int64) {
+	n := counts[k]
+	if n == 0 {
+		return
 	}
-	return n - 1
-}
-
-func (o *orphan) remove(p uint8, left int64) {
-	if n := fewer(o.copies[p], left); n > 0 {
-		o.copies[p] = n
+	if left < 0 {
+		left = int64(n) - 1
+	}
+	if left == 0 {
+		delete(counts, k)
 	} else {
-		delete(o.copies, p)
+		counts[k] = uint32(left)
 	}
 }
 
@@ -446,18 +444,10 @@ func (s *Stream) removeFrom(op *normalize.Op, g *group, a *Applied) {
 		}
 		if m, o := s.locateOrphan(g, e); o != nil {
 			if p, ok := m.findPlane(op.Tier, g.index, full); ok {
-				o.remove(p, left)
+				takeCopy(o.copies, p, left)
 			}
 			continue
 		}
-		g.removeUnplaced(unplacedKey{e, op.Tier}, left)
-	}
-}
-
-func (g *group) removeUnplaced(key unplacedKey, left int64) {
-	if n := fewer(g.unplaced[key], left); n > 0 {
-		g.unplaced[key] = n
-	} else {
-		delete(g.unplaced, key)
+		takeCopy(g.unplaced, unplacedKey{e, op.Tier}, left)
 	}
 }

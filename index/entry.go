@@ -1,6 +1,6 @@
 package index
 
-import "math/bits"
+import "github.com/kvindexd/kvindexd/normalize"
 
 // Past wideFrom entries a run keeps a bitset of the streams that hold all of
 // it, so that a walk costs one AND per 64 streams; below wideUntil it is given
@@ -109,8 +109,8 @@ func (t *tree) freePlanes(p uint32) {
 	}
 }
 
-// mask returns which blocks of an entry stand in plane p, where p is kept out
-// of line.
+// planeMask returns which blocks of an entry stand in plane p, where p is kept
+// out of line; nil for none.
 func (t *tree) planeMask(e *entry, p uint8) *planeMask {
 	for at := e.planes; at != 0; {
 		pm := t.planes.at(at)
@@ -168,7 +168,7 @@ func (t *tree) clearWide(r *run, slot uint32) {
 
 // setHeld changes which blocks of the run the entry holds on the device.
 func (t *tree) setHeld(m *member, r *run, e *entry, held uint64) {
-	m.resident[0] += int64(bits.OnesCount64(held) - bits.OnesCount64(e.held))
+	m.resident[normalize.Device] += ones(held) - ones(e.held)
 	e.held = held
 	if r.wide == 0 {
 		return

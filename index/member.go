@@ -287,10 +287,8 @@ func (m *member) dropRun(t *tree, pos uint32) {
 // planeOf returns the number of a plane, made where it is new; false if the
 // stream has more planes than anybody's engine.
 func (m *member) planeOf(tier normalize.Tier, group int32, full bool) (uint8, bool) {
-	for i := range m.planes {
-		if p := &m.planes[i]; p.tier == tier && p.group == group && p.full == full {
-			return uint8(i), true
-		}
+	if p, ok := m.findPlane(tier, group, full); ok {
+		return p, true
 	}
 	if len(m.planes) == maxPlanes {
 		return 0, false
@@ -374,7 +372,7 @@ func (m *member) allPlanes(en *entry, planes uint64) uint64 {
 	return mask
 }
 
-// resident says whether the block stands in any plane.
+// residentIn says whether the block stands in any plane.
 func (m *member) residentIn(en *entry, b ref) bool {
 	if en.held&b.bit() != 0 {
 		return true
@@ -416,7 +414,7 @@ func (m *member) set(r *run, en *entry, b ref, p uint8, in bool) {
 		m.t.setHeld(m, r, en, m.allPlanes(en, uint64(m.tiers[tier])))
 	default:
 		after := m.tierBits(en, tier)
-		m.resident[tier] += int64(bits.OnesCount64(after) - bits.OnesCount64(before))
+		m.resident[tier] += ones(after) - ones(before)
 	}
 }
 

@@ -117,11 +117,7 @@ func (m *member) removeFormer(b ref, e zmqwire.EngineHash, p uint8, left int64) 
 		return false
 	}
 	f := m.rivals[b].find(e)
-	if n := fewer(f.copies[p], left); n > 0 {
-		f.copies[p] = n
-	} else {
-		delete(f.copies, p)
-	}
+	takeCopy(f.copies, p, left)
 	return true
 }
 
