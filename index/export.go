@@ -481,7 +481,7 @@ func (e *Export) takeTail(u *turn, i int, m *member, tm *takenMember) {
 
 // asleep says whether a dormant block is known and nowhere resident still.
 func (m *member) asleep(d dormantBlock) bool {
-	if m.t.runs.mem[d.block.run()>>slabBits] == nil {
+	if !m.t.stands(d.block) {
 		return false
 	}
 	en := m.t.entry(m, m.t.run(d.block.run()))

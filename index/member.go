@@ -125,11 +125,7 @@ func (m *member) lookUp(e zmqwire.EngineHash) ref {
 // knows says whether e is the shared handle of block b and the stream announced
 // it. The block need not be there any more.
 func (m *member) knows(b ref, e zmqwire.EngineHash) bool {
-	if m.t.runs.mem[b.run()>>slabBits] == nil {
-		return false
-	}
-	r := m.t.run(b.run())
-	if b.off() >= int(r.n) || !m.t.shares(r, b, e) {
+	if !m.t.stands(b) || !m.t.shares(m.t.run(b.run()), b, e) {
 		return false
 	}
 	en := m.entry(b.run())
@@ -517,7 +513,7 @@ func (m *member) sleep(b ref, e zmqwire.EngineHash) {
 // wakeOrForget forgets a dormant block unless it is held again, or its run has
 // gone meanwhile.
 func (m *member) wakeOrForget(d dormantBlock) {
-	if m.t.runs.mem[uint32(d.block.run())>>slabBits] == nil {
+	if !m.t.stands(d.block) {
 		return
 	}
 	en := m.entry(d.block.run())

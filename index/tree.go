@@ -96,6 +96,12 @@ type tree struct {
 
 func (t *tree) run(id uint32) *run { return t.runs.at(id) }
 
+// stands says whether there is a block b. Whoever kept a ref past the batch it
+// comes from asks first: the run may be cut, gone, or another one by now.
+func (t *tree) stands(b ref) bool {
+	return t.runs.mem[b.run()>>slabBits] != nil && b.off() < int(t.run(b.run()).n)
+}
+
 func (t *tree) locals(r *run) []uint64 { return t.words.array(r.words, int(r.n)) }
 
 func (t *tree) local(r *run, off int) normalize.LocalHash {
