@@ -14,11 +14,15 @@ import (
 type Nameserver struct {
 	conn net.PacketConn
 
-	mu    sync.Mutex
-	addrs []netip.Addr
+	mu     sync.Mutex
+	addrs  []netip.Addr
+	asking []net.Conn
+	closed bool
 }
 
-// NewNameserver answers with addrs, which are of IPv4, until the test's end.
+// NewNameserver answers with addrs, which are of IPv4, until the test's end. Then
+// it ends its resolvers' questions, too: net.Resolver does not when its context
+// ends, but waits five seconds for an answer that nobody sends any more.
 func NewNameserver(tb testing.TB, addrs ...string) *Nameserver {
 	tb.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -29,7 +33,7 @@ func NewNameserver(tb testing.TB, addrs ...string) *Nameserver {
 	s.Move(addrs...)
 	var wg sync.WaitGroup
 	wg.Go(s.serve)
-	tb.Cleanup(func() { conn.Close(); wg.Wait() })
+	tb.Cleanup(func() { s.close(); wg.Wait() })
 	return s
 }
 
@@ -46,8 +50,27 @@ func (s *Nameserver) Move(addrs ...string) {
 // Resolver asks this nameserver.
 func (s *Nameserver) Resolver() *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "udp", s.conn.LocalAddr().String())
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return nil, net.ErrClosed
+		}
+		conn, err := new(net.Dialer).DialContext(ctx, "udp", s.conn.LocalAddr().String())
+		if err == nil {
+			s.asking = append(s.asking, conn)
+		}
+		return conn, err
 	}}
+}
+
+func (s *Nameserver) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.conn.Close()
+	for _, c := range s.asking {
+		c.Close()
+	}
 }
 
 func (s *Nameserver) serve() {
