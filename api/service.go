@@ -324,9 +324,15 @@ func (q *query) candidate(p *fleet.Picture, m *fleet.Member, row index.Row, view
 	if shape.BlockSize == 0 {
 		shape, _ = m.Stream().Shape()
 	}
-	s := max(0, slices.Index(q.shapes, shape))
-	pr := &q.projections[view*len(q.shapes)+s]
-	return candidate{picture: p, member: m, row: row, shape: q.shapes[s], exact: pr.Exact, reason: pr.Reason, param: pr.Param}
+	at := slices.Index(q.shapes, shape)
+	asked := max(0, at)
+	pr := q.projections[view*len(q.shapes)+asked]
+	if at < 0 && shape.BlockSize != 0 && !q.prompt.Features.Empty() {
+		// Nothing was asked in blocks of the stream's size: nobody holds any.
+		// Whether they would tell the images apart depends on it all the same.
+		pr = q.prompt.Project(p.Views[view], shape)
+	}
+	return candidate{picture: p, member: m, row: row, shape: q.shapes[asked], exact: pr.Exact, reason: pr.Reason, param: pr.Param}
 }
 
 // rank takes out whom the request refuses, and sorts the others, best first.
