@@ -13,7 +13,7 @@ func (w *walk) usable(s *Stream, view int, row *Row) {
 		row.UsableReason = UnindexedGroup
 		return
 	}
-	u := usable{w: w, s: s, view: view, device: row.Device, bs: s.blockSize(row), top: w.q.PromptTokens}
+	u := usable{w: w, s: s, view: view, device: row.Device, bs: s.blockSize(), top: w.q.PromptTokens}
 	if u.bs == 0 {
 		return // it holds nothing, of any size
 	}
@@ -39,20 +39,20 @@ func (v *QueryView) limit(s normalize.Shape) int {
 	return 0
 }
 
-// blockSize of the stream's full-attention groups.
-func (s *Stream) blockSize(row *Row) int {
-	switch {
-	case row.Shape.BlockSize != 0:
-		return int(row.Shape.BlockSize)
-	case s.config.BlockSize != 0:
-		return int(s.config.BlockSize)
-	}
+// blockSize of the stream's full-attention groups: the largest that they stored
+// blocks of, or the configured one. Where the hashes are finer than a group's
+// blocks, vLLM also announces the end of a prompt that ends inside a block, as a
+// block of the hashes' size. Such an entry is resident, and no lookup takes it.
+func (s *Stream) blockSize() int {
+	bs := s.config.BlockSize
 	for i := range s.groups {
-		if g := &s.groups[i]; g.spec == normalize.SpecFull && len(g.shapes) > 0 {
-			return int(g.shapes[0].BlockSize)
+		if g := &s.groups[i]; g.spec == normalize.SpecFull {
+			for _, shape := range g.shapes {
+				bs = max(bs, shape.BlockSize)
+			}
 		}
 	}
-	return 0
+	return int(bs)
 }
 
 // usable is one stream's computation; sizes in tokens.
