@@ -20,10 +20,10 @@ type turns struct {
 	waiting atomic.Int32 // writers at w
 	w       sync.Mutex   // held by the writer whose batch it is
 	turn    bool         // a turn is on; guarded by w
-	began   time.Time    // when it began; guarded by w
+	began   time.Time    // when it was first handed on; guarded by w
 }
 
-// turnLength bounds how long readers wait for writers, one batch aside. With 25
+// turnLength bounds how long readers wait for writers, two batches aside. With 25
 // µs the eight streams keep 45 % of their pace, with 100 µs 72 %.
 const turnLength = 50 * time.Microsecond
 
@@ -31,22 +31,33 @@ func (l *turns) RLock()   { l.rw.RLock() }
 func (l *turns) RUnlock() { l.rw.RUnlock() }
 
 func (l *turns) Lock() {
-	l.waiting.Add(1)
-	l.w.Lock()
-	l.waiting.Add(-1)
-	if l.turn {
-		return // another writer left it to us
+	if !l.w.TryLock() {
+		l.waiting.Add(1)
+		l.w.Lock()
+		l.waiting.Add(-1)
 	}
-	l.rw.Lock()
-	l.turn, l.began = true, time.Now()
+	if !l.turn { // else another writer left it to us
+		l.rw.Lock()
+		l.turn, l.began = true, time.Time{}
+	}
 }
 
 func (l *turns) Unlock() {
-	if l.waiting.Load() == 0 || time.Since(l.began) > turnLength {
+	if l.waiting.Load() == 0 || l.over() {
 		l.turn = false
 		l.rw.Unlock()
 	}
 	l.w.Unlock()
+}
+
+// over says whether the turn is not to be handed on. A writer that nobody waits
+// for does not ask, and so does not look at the clock.
+func (l *turns) over() bool {
+	now := time.Now()
+	if l.began.IsZero() {
+		l.began = now
+	}
+	return now.Sub(l.began) > turnLength
 }
 
 // RLocker locks for reading.
