@@ -88,8 +88,7 @@ type placing struct {
 	touched bool // the handles of the blocks to come
 
 	salt normalize.SaltSeed
-	cur  ref                    // the block before the next one
-	seq  normalize.SequenceHash // of cur
+	cur  ref // the block before the next one
 }
 
 func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
@@ -106,18 +105,21 @@ func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 	m.t.tick++
 	pl := placing{s: s, m: m, g: g, plane: p, a: a, salt: op.Salt}
 	if op.HasParent {
-		parent, _ := m.resolve(op.Parent)
-		if parent == noRef {
+		if pl.cur = m.parent(op.Parent); pl.cur == noRef {
 			s.storeOrphans(b, op, 0, m, p, a)
 			return
 		}
-		pl.cur, pl.seq = parent, m.t.sequenceAt(parent)
-		pl.salt = m.t.run(parent.run()).salt
+		pl.salt = m.t.run(pl.cur.run()).salt
 	} else {
 		pl.doubtful = s.isReport(op, g, m, p)
 	}
 	locals := s.hashed(b, i, pl.salt)
-	for k, e := range op.Hashes {
+	for k := 0; k < len(op.Hashes); {
+		if n := pl.stretch(op.Hashes[k:], locals[k:]); n > 0 {
+			k += n
+			continue
+		}
+		e := op.Hashes[k]
 		if m.orphans.get(e) != nil { // its first place is to wait
 			s.storeOrphans(b, op, k, m, p, a)
 			return
@@ -125,12 +127,21 @@ func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 		if !pl.put(e, locals[k], len(op.Hashes)-k) {
 			return
 		}
-		if pl.created && !pl.touched { // what follows is new as well
-			pl.touched = true
-			for _, e := range op.Hashes[k+1:] {
-				s.touched += m.touch(e)
-			}
+		if k++; pl.created {
+			pl.touch(op.Hashes[k:]) // what follows is new as well
 		}
+	}
+	m.recent[recentOf(op.Hashes[len(op.Hashes)-1])] = pl.cur
+}
+
+// touch loads what the handles lead to, once: their cache misses overlap here.
+func (pl *placing) touch(hashes []zmqwire.EngineHash) {
+	if pl.touched {
+		return
+	}
+	pl.touched = true
+	for _, e := range hashes {
+		pl.s.touched += pl.m.touch(e)
 	}
 }
 
@@ -169,10 +180,7 @@ func (s *Stream) isReport(op *normalize.Op, g *group, m *member, p uint8) bool {
 // chain has no place.
 func (pl *placing) put(e zmqwire.EngineHash, l normalize.LocalHash, want int) bool {
 	m := pl.m
-	block, shared, ok := pl.ahead(e, l)
-	if !ok {
-		block, shared = m.resolve(e)
-	}
+	block, shared := m.resolve(e)
 	agrees := block == noRef || pl.agrees(block, l)
 	if !agrees {
 		pl.a.Conflicts++
@@ -183,14 +191,11 @@ func (pl *placing) put(e zmqwire.EngineHash, l normalize.LocalHash, want int) bo
 			block, shared = noRef, m.t.lookup(uint64(e))
 		}
 	}
-	seq := nextSequence(pl.cur, pl.seq, l)
 	rival := false
 	if block == noRef {
-		if block, rival = pl.place(e, l, seq, shared, want); block == noRef {
+		if block, rival = pl.place(e, l, shared, want); block == noRef {
 			return false
 		}
-	} else if !agrees {
-		seq = m.t.sequenceAt(block)
 	}
 	if m.store(block, e, pl.plane, pl.doubtful) || rival {
 		pl.conflict()
@@ -198,27 +203,9 @@ func (pl *placing) put(e zmqwire.EngineHash, l normalize.LocalHash, want int) bo
 		pl.s.inARow = 0
 	}
 	pl.a.Stored++
-	pl.cur, pl.seq = block, seq
+	pl.cur = block
 	pl.settle(e, block)
 	return true
-}
-
-// ahead is resolve for a block that stands where the event puts it, right after
-// cur, under the shared handle e: the handle itself tells, and the table needs
-// no look. So a store of what others hold costs no cache miss a block.
-func (pl *placing) ahead(e zmqwire.EngineHash, l normalize.LocalHash) (block, shared ref, ok bool) {
-	m, t := pl.m, pl.m.t
-	if pl.cur == noRef || m.own.n > 0 {
-		return noRef, noRef, false
-	}
-	r, next := t.run(pl.cur.run()), pl.cur+1
-	if pl.cur.off()+1 >= int(r.n) || t.local(r, next.off()) != l || !t.shares(r, next, e) {
-		return noRef, noRef, false
-	}
-	if en := m.entry(next.run()); en == nil || en.known&next.bit() == 0 {
-		return noRef, next, true
-	}
-	return next, next, true
 }
 
 // agrees says whether the known block stands where the event puts it.
@@ -253,13 +240,16 @@ func (pl *placing) above(block ref) bool {
 
 // place finds or makes the block with local hash l after cur and makes e its
 // handle. rival: the stream holds it already, under another handle.
-func (pl *placing) place(e zmqwire.EngineHash, l normalize.LocalHash, seq normalize.SequenceHash,
-	shared ref, want int) (block ref, rival bool) {
+func (pl *placing) place(e zmqwire.EngineHash, l normalize.LocalHash, shared ref, want int) (block ref, rival bool) {
 	m, t := pl.m, pl.m.t
-	block = t.child(pl.cur, l, seq)
-	created := block == noRef
-	if created {
-		if block = t.add(m, pl.cur, l, seq, pl.salt, want); block == noRef {
+	created := false
+	if block = t.following(pl.cur, l); block == noRef {
+		seq := t.sequenceAfter(pl.cur, l)
+		if id := t.runAfter(pl.cur, seq); id != 0 {
+			block = makeRef(id, 0)
+		} else if block = t.add(m, pl.cur, l, seq, pl.salt, want); block != noRef {
+			created = true
+		} else {
 			return noRef, false
 		}
 	}
@@ -393,10 +383,9 @@ func (pl *placing) link(e zmqwire.EngineHash, block ref) {
 
 func (pl *placing) linkOne(o *orphan, parent ref) ref {
 	m, t := pl.m, pl.m.t
-	sub := placing{s: pl.s, m: m, a: pl.a, cur: parent, seq: t.sequenceAt(parent), salt: t.run(parent.run()).salt}
-	l := o.content.Local(sub.salt)
+	sub := placing{s: pl.s, m: m, a: pl.a, cur: parent, salt: t.run(parent.run()).salt}
 	_, shared := m.resolve(o.handle)
-	b, rival := sub.place(o.handle, l, nextSequence(parent, sub.seq, l), shared, 1)
+	b, rival := sub.place(o.handle, o.content.Local(sub.salt), shared, 1)
 	if b == noRef {
 		return noRef
 	}

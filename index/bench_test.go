@@ -49,7 +49,7 @@ func fillChain(c chain, id, seed uint64) {
 		c.tokens[i] = uint32((id*0x9e3779b97f4a7c15 + uint64(i)*0x2545f4914f6cdd1d) >> 40)
 	}
 	for i := range c.hashes {
-		c.hashes[i] = zmqwire.EngineHash(mix(id<<20 + uint64(i) + seed<<50))
+		c.hashes[i] = zmqwire.EngineHash(mix(id<<20 + uint64(i) + seed<<50 + 1)) // never 0
 	}
 }
 

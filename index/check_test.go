@@ -103,8 +103,8 @@ func (t *tree) checkRun(id uint32, r *run) error {
 			return fmt.Errorf("entry of slot %d: known %x held %x of %x", e.slot, e.known, e.held, all)
 		}
 		if r.wide != 0 {
-			in := e.slot/64 < 1<<r.wideClass && *t.words.at(r.wide + e.slot/64)>>(e.slot%64)&1 == 1
-			if in != (e.held == all) && (in || e.slot/64 < 1<<r.wideClass) {
+			in := e.slot/64 < t.wideWords(r) && *t.words.at(r.wide + e.slot/64)>>(e.slot%64)&1 == 1
+			if in != (e.held == all) && (in || e.slot/64 < t.wideWords(r)) {
 				return fmt.Errorf("bitset of slot %d says %v", e.slot, in)
 			}
 		}
@@ -154,8 +154,8 @@ func (t *tree) checkMembers(ids map[uint32]bool) error {
 				resident[tier] += int64(bits.OnesCount64(m.tierBits(e, normalize.Tier(tier))))
 			}
 		}
-		if resident != m.resident {
-			return fmt.Errorf("slot %d counts %v of %v resident blocks", slot, m.resident, resident)
+		if resident != m.residents {
+			return fmt.Errorf("slot %d counts %v of %v resident blocks", slot, m.residents, resident)
 		}
 		if err := m.checkOwn(ids); err != nil {
 			return fmt.Errorf("slot %d: %w", slot, err)
@@ -164,20 +164,46 @@ func (t *tree) checkMembers(ids map[uint32]bool) error {
 	if n != t.nmembers {
 		return fmt.Errorf("%d members of %d", t.nmembers, n)
 	}
-	bad := ""
-	entries := 0
-	t.handles.each(func(at ref) bool {
-		entries++
-		if !ids[at.run()] || at.off() >= int(t.run(at.run()).n) || !t.bound(at) {
-			bad = fmt.Sprintf("a shared handle leads to block %x", at)
+	return t.checkShared(ids)
+}
+
+// checkShared: every shared handle leads to its block, and nothing is counted
+// that is not there.
+func (t *tree) checkShared(ids map[uint32]bool) error {
+	bound := 0
+	for id := range ids {
+		r := t.run(id)
+		for off := range int(r.n) {
+			b := makeRef(id, off)
+			if e := *t.engine(r, off); e != 0 {
+				bound++
+				if got := t.lookup(e); got != b {
+					return fmt.Errorf("the shared handle of block %x leads to %x", b, got)
+				}
+			}
 		}
-		return bad == ""
-	})
-	if bad == "" && entries != t.handles.n {
-		bad = fmt.Sprintf("%d shared handles of %d", entries, t.handles.n)
 	}
-	if bad != "" {
-		return fmt.Errorf("%s", bad)
+	entries, slots := 0, 0
+	for no, p := range t.handles.pages {
+		n := 0
+		for _, s := range p.slots {
+			if s.block == noRef {
+				continue
+			}
+			if n++; t.stands(s.block) && t.leads(s) && !ids[s.block.run()] {
+				return fmt.Errorf("an entry leads to block %x of no run", s.block)
+			}
+		}
+		if n != int(p.n) || n == len(p.slots) {
+			return fmt.Errorf("page %d of %d slots has %d entries and counts %d", no, len(p.slots), n, p.n)
+		}
+		entries += n
+		if len(p.slots) != handlePageMax {
+			slots += len(p.slots)
+		}
+	}
+	if h := &t.handles; h.bound != bound || h.n != entries || h.slots != slots || entries < bound {
+		return fmt.Errorf("%d shared handles of %d, %d entries of %d, %d slots of %d", h.bound, bound, h.n, entries, h.slots, slots)
 	}
 	return nil
 }

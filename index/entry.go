@@ -60,10 +60,10 @@ func (t *tree) join(m *member, id uint32) *entry {
 
 func (t *tree) makeRoom(r *run) {
 	if r.entries == 0 {
-		r.entries, r.entryClass = t.entries.alloc(0), 0
+		r.entries = t.entries.alloc(0)
 	}
-	if int(r.nentries) == 1<<r.entryClass {
-		t.resizeEntries(r, r.entryClass+1)
+	if class := t.entries.class(r.entries); r.nentries == 1<<class {
+		t.resizeEntries(r, class+1)
 	}
 }
 
@@ -71,7 +71,7 @@ func (t *tree) resizeEntries(r *run, class uint8) {
 	to := t.entries.alloc(class)
 	copy(t.entries.array(to, int(r.nentries)), t.all(r))
 	t.entries.free(r.entries)
-	r.entries, r.entryClass = to, class
+	r.entries = to
 }
 
 // leave takes m's entry in run id away. Its blocks must be forgotten already,
@@ -89,12 +89,11 @@ func (t *tree) leave(m *member, id uint32) {
 	copy(es[i:], es[i+1:])
 	r.nentries--
 	t.clearWide(r, m.slot)
-	switch {
-	case r.nentries == 0:
+	if r.nentries == 0 {
 		t.entries.free(r.entries)
-		r.entries, r.entryClass = 0, 0
-	case r.entryClass > 0 && int(r.nentries) <= 1<<r.entryClass/4:
-		t.resizeEntries(r, r.entryClass-1)
+		r.entries = 0
+	} else if class := t.entries.class(r.entries); class > 0 && r.nentries <= 1<<class/4 {
+		t.resizeEntries(r, class-1)
 	}
 	if r.nentries < wideUntil {
 		t.dropWide(r)
@@ -133,8 +132,7 @@ func (t *tree) addPlane(e *entry, p uint8) *planeMask {
 // rebuildWide computes the run's bitset anew, as wide as the tree's slots.
 func (t *tree) rebuildWide(r *run) {
 	t.dropWide(r)
-	r.wideClass = classFor((len(t.members) + 63) / 64)
-	r.wide = t.words.alloc(r.wideClass)
+	r.wide = t.words.alloc(classFor((len(t.members) + 63) / 64))
 	all := lowBits(int(r.n))
 	for i := range t.all(r) {
 		if e := t.entries.at(r.entries + uint32(i)); e.held == all {
@@ -146,13 +144,16 @@ func (t *tree) rebuildWide(r *run) {
 func (t *tree) dropWide(r *run) {
 	if r.wide != 0 {
 		t.words.free(r.wide)
-		r.wide, r.wideClass = 0, 0
+		r.wide = 0
 	}
 }
 
+// wideWords is how many words the run's bitset has.
+func (t *tree) wideWords(r *run) uint32 { return 1 << t.words.class(r.wide) }
+
 // setWide notes that slot holds all of the run.
 func (t *tree) setWide(r *run, slot uint32) {
-	if slot/64 >= 1<<r.wideClass {
+	if slot/64 >= t.wideWords(r) {
 		t.rebuildWide(r)
 		return
 	}
@@ -161,14 +162,14 @@ func (t *tree) setWide(r *run, slot uint32) {
 
 // clearWide notes that slot does not hold all of the run.
 func (t *tree) clearWide(r *run, slot uint32) {
-	if r.wide != 0 && slot/64 < 1<<r.wideClass {
+	if r.wide != 0 && slot/64 < t.wideWords(r) {
 		*t.words.at(r.wide + slot/64) &^= 1 << (slot % 64)
 	}
 }
 
 // setHeld changes which blocks of the run the entry holds on the device.
 func (t *tree) setHeld(m *member, r *run, e *entry, held uint64) {
-	m.resident[normalize.Device] += ones(held) - ones(e.held)
+	m.residents[normalize.Device] += ones(held) - ones(e.held)
 	e.held = held
 	if r.wide == 0 {
 		return

@@ -160,7 +160,7 @@ func (e *Export) Prepare(s *Stream) {
 	e.set.mu.RLock()
 	blocks, runs, own := 0, 0, 0
 	for _, m := range s.members {
-		blocks, runs, own = blocks+int(slices.Max(m.resident[:])), runs+len(m.runs), own+m.own.n
+		blocks, runs, own = blocks+int(slices.Max(m.residents[:])), runs+len(m.runs), own+m.own.n
 	}
 	e.set.mu.RUnlock()
 	const words, record = 2 * 8, 32 // a block's, and what else a run takes
@@ -468,7 +468,7 @@ func (e *Export) takeTail(u *turn, i int, m *member, tm *takenMember) {
 		add(recRival, b, rv.append(nil))
 	}
 	for k := range m.dormant {
-		d := m.dormant[(m.dormantNext+k)%len(m.dormant)]
+		d := m.dormant[k]
 		if m.asleep(d) {
 			body := binary.LittleEndian.AppendUint64(nil, uint64(d.engine))
 			add(recDormant, d.block, binary.AppendUvarint(body, d.seq))

@@ -4,12 +4,18 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"unsafe"
+
+	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
 // A handleTable finds the block that a shared engine hash stands for. An entry
 // takes 8 bytes, 32 bits of a hash of the handle and the block: whether the
 // handle is really that block's, the engine hash in the block's run tells. So
 // it costs half of what a table of whole keys costs to search and to copy.
+//
+// And so nothing need be taken out when a block goes: its entry is stale, and
+// leads nowhere. To find it would be a cache miss a block; instead whole pages
+// are swept of what is stale, when one is full and when that is more than half.
 //
 // It is an extendible hash of open-addressed pages, as table is. The upper bits
 // of an entry's tag choose the page, the next ones its home there. The zero
@@ -19,18 +25,24 @@ type handleTable struct {
 	dir       []uint32 // by the tag's upper bits: the page
 	pages     []handlePage
 	bits      uint8 // len(dir) == 1<<bits
-	n         int
-	slots     int // over all pages
+	n         int   // entries
+	bound     int   // blocks that have a shared handle; each has an entry, at least one
+	slots     int   // of the pages that are not in the store
 
 	missed  handleMiss
 	version uint32       // of what missed tells
-	scratch []handleSlot // of split
+	scratch []handleSlot // of split and sweep
+	store   pageStore[[handlePageMax]handleSlot]
+
+	credit int    // entries that may be looked at
+	cursor uint32 // the page swept last
 }
 
 type handlePage struct {
-	slots []handleSlot
-	n     uint32
-	depth uint8 // how many of the tag's upper bits all entries share
+	slots  []handleSlot
+	stored uint32 // the number of slots in the store, if they are handlePageMax
+	n      uint16
+	depth  uint8 // how many of the tag's upper bits all entries share
 }
 
 // A handleSlot without a block is empty.
@@ -50,6 +62,10 @@ const (
 	handlePageMin = 8
 	handlePageMax = 1024 // 8 KiB; a full one is split in two
 	handleMaxBits = 20   // 12 bits of the tag are left for the place in a page
+
+	// sweepPace is how many entries are looked at for each block that goes while
+	// more than half of the table is stale. Two keep that from growing.
+	sweepPace = 4
 )
 
 func (h *handleTable) tag(e uint64) uint32 {
@@ -76,16 +92,25 @@ func (t *tree) lookup(e uint64) ref {
 	tag := h.tag(e)
 	no := h.pageOf(tag)
 	p := &h.pages[no]
+	reuse := -1
 	for i := p.home(tag); ; i++ {
 		if i == len(p.slots) {
 			i = 0
 		}
 		s := &p.slots[i]
 		if s.block == noRef {
-			h.missed = handleMiss{tag: tag, page: no, slot: uint32(i), version: h.version, set: true}
+			if reuse < 0 {
+				reuse = i
+			}
+			h.missed = handleMiss{tag: tag, page: no, slot: uint32(reuse), version: h.version, set: true}
 			return noRef
 		}
-		if s.tag == tag && *t.engine(t.run(s.block.run()), s.block.off()) == e {
+		if s.tag != tag {
+			continue
+		}
+		if !t.stands(s.block) {
+			reuse = i
+		} else if w := *t.engine(t.run(s.block.run()), s.block.off()); w == e && w != 0 {
 			return s.block
 		}
 	}
@@ -100,31 +125,52 @@ func (t *tree) touch(e uint64) uint32 {
 	tag := h.tag(e)
 	p := &h.pages[h.pageOf(tag)]
 	s := &p.slots[p.home(tag)]
-	if s.block == noRef || s.tag != tag {
+	if s.block == noRef || s.tag != tag || !t.stands(s.block) {
 		return s.tag
 	}
 	return uint32(*t.engine(t.run(s.block.run()), s.block.off()))
 }
 
-// put makes e lead to the block, which must have e as its engine hash. No
-// other block may have e as its shared handle.
-func (h *handleTable) put(e uint64, block ref) {
+// share makes e, which is not 0 and no other block's, the shared handle of block
+// b, which has none.
+func (t *tree) share(b ref, e zmqwire.EngineHash) {
+	*t.engine(t.run(b.run()), b.off()) = uint64(e)
+	h := &t.handles
 	if h.dir == nil {
 		h.init()
 	}
-	tag := h.tag(e)
-	h.n++
-	if m := h.missed; m.set && m.tag == tag && m.version == h.version && !h.pages[m.page].full() {
-		h.version++
-		h.pages[m.page].slots[m.slot] = handleSlot{tag, block}
-		h.pages[m.page].n++
+	tag := h.tag(uint64(e))
+	s := handleSlot{tag, b}
+	h.bound++
+	if h.fill(s) {
 		return
 	}
-	h.version++
 	for h.pages[h.pageOf(tag)].full() {
-		h.grow(h.pageOf(tag))
+		t.roomIn(h.pageOf(tag))
 	}
-	h.pages[h.pageOf(tag)].put(handleSlot{tag, block})
+	h.version++
+	h.n++
+	h.pages[h.pageOf(tag)].put(s)
+}
+
+// fill puts s where the search for its handle ended, if that was the last one.
+func (h *handleTable) fill(s handleSlot) bool {
+	m := &h.missed
+	if !m.set || m.tag != s.tag || m.version != h.version {
+		return false
+	}
+	p := &h.pages[m.page]
+	if at := &p.slots[m.slot]; at.block != noRef { // it is stale
+		*at = s
+	} else if p.full() {
+		return false
+	} else {
+		*at = s
+		p.n++
+		h.n++
+	}
+	h.version++
+	return true
 }
 
 func (p *handlePage) put(s handleSlot) {
@@ -138,51 +184,80 @@ func (p *handlePage) put(s handleSlot) {
 	p.n++
 }
 
-// del takes away that e leads to the block, if it does.
-func (h *handleTable) del(e uint64, block ref) {
-	if h.n == 0 {
+// unbind notes that so many shared handles lead nowhere any more.
+func (t *tree) unbind(n int) {
+	h := &t.handles
+	if h.bound -= n; h.bound == 0 {
+		*h = handleTable{seed: h.seed, mul: h.mul, version: h.version + 1}
 		return
 	}
-	tag := h.tag(e)
-	p := &h.pages[h.pageOf(tag)]
-	i := p.home(tag)
-	for p.slots[i] != (handleSlot{tag, block}) {
-		if p.slots[i].block == noRef {
-			return
-		}
-		if i++; i == len(p.slots) {
-			i = 0
-		}
+	h.credit += sweepPace * n
+	for h.n > 2*h.bound && h.credit > 0 {
+		h.cursor = (h.cursor + 1) % uint32(len(h.pages))
+		h.credit -= int(h.pages[h.cursor].n) + 1
+		t.sweep(h.cursor)
 	}
+	h.credit = min(h.credit, 0)
+}
+
+// sweep takes out of page no what is stale. It goes through the page twice, and
+// copies what stands before it knows whether that is to stay: so no loop has a
+// branch that cannot be foretold, and the cache misses of each overlap.
+func (t *tree) sweep(no uint32) {
+	h := &t.handles
+	p := &h.pages[no]
 	h.version++
-	p.closeGap(i)
-	p.n--
-	h.n--
-	if len(p.slots) > handlePageMin && int(p.n)*4 < len(p.slots) {
-		h.resize(p, len(p.slots)/2)
+	h.n -= int(p.n)
+	if cap(h.scratch) < len(p.slots) {
+		h.scratch = make([]handleSlot, len(p.slots))
 	}
-	if h.n == 0 {
-		*h = handleTable{seed: h.seed, mul: h.mul, version: h.version}
+	kept := h.scratch[:len(p.slots)]
+	n := 0
+	for _, s := range p.slots {
+		kept[n] = s
+		n += one(t.stands(s.block))
+	}
+	kept, n = kept[:n], 0
+	for _, s := range kept {
+		kept[n] = s
+		n += one(t.leads(s))
+	}
+	clear(p.slots)
+	p.n = 0
+	for _, s := range kept[:n] {
+		p.put(s)
+	}
+	h.n += n
+	if len(p.slots) > handlePageMin && n*4 < len(p.slots) {
+		h.resize(p, len(p.slots)/2)
 	}
 }
 
-// closeGap empties slot i and moves back what its entry had displaced.
-func (p *handlePage) closeGap(i int) {
-	for j := i; ; {
-		if j++; j == len(p.slots) {
-			j = 0
-		}
-		s := p.slots[j]
-		if s.block == noRef {
-			break
-		}
-		if between(i, p.home(s.tag), j) {
-			continue // it would stand before its home
-		}
-		p.slots[i] = s
-		i = j
+// leads says whether the entry of a block that stands is not stale: it is, or
+// could be, that of its shared handle.
+func (t *tree) leads(s handleSlot) bool {
+	e := *t.engine(t.run(s.block.run()), s.block.off())
+	return e != 0 && t.handles.tag(e) == s.tag
+}
+
+func one(yes bool) (n int) {
+	if yes {
+		n = 1
 	}
-	p.slots[i] = handleSlot{}
+	return n
+}
+
+// roomIn makes a full page one that is not, where much of the table is stale
+// by a sweep.
+func (t *tree) roomIn(no uint32) {
+	h := &t.handles
+	if (h.n-h.bound)*8 > h.n {
+		t.sweep(no)
+		if p := &h.pages[no]; int(p.n)*5 <= len(p.slots)*3 {
+			return
+		}
+	}
+	h.grow(no)
 }
 
 func (h *handleTable) init() {
@@ -190,8 +265,8 @@ func (h *handleTable) init() {
 		h.seed, h.mul = rand.Uint64(), rand.Uint64()|1
 	}
 	h.dir = []uint32{0}
-	h.pages = []handlePage{{slots: make([]handleSlot, handlePageMin)}}
-	h.slots = handlePageMin
+	h.pages = []handlePage{{}}
+	h.fit(&h.pages[0], handlePageMin)
 }
 
 // grow makes room in page no: a larger page, or two of it.
@@ -213,14 +288,31 @@ func (h *handleTable) grow(no uint32) {
 }
 
 func (h *handleTable) resize(p *handlePage, size int) {
-	old := p.slots
-	h.slots += size - len(old)
-	p.slots, p.n = make([]handleSlot, size), 0
-	for _, s := range old {
+	old := *p
+	p.n = 0
+	h.fit(p, size)
+	for _, s := range old.slots {
 		if s.block != noRef {
 			p.put(s)
 		}
 	}
+	if len(old.slots) == handlePageMax {
+		h.store.put(old.stored)
+	} else {
+		h.slots -= len(old.slots)
+	}
+}
+
+// fit gives a page empty slots.
+func (h *handleTable) fit(p *handlePage, size int) {
+	if size != handlePageMax {
+		p.slots = make([]handleSlot, size)
+		h.slots += size
+		return
+	}
+	slots, no := h.store.get()
+	clear(slots[:])
+	p.slots, p.stored = slots[:], no
 }
 
 // split moves the entries whose next bit is set to a new page.
@@ -229,7 +321,8 @@ func (h *handleTable) split(no uint32) {
 	h.scratch = append(h.scratch[:0], p.slots...)
 	clear(p.slots)
 	depth := p.depth + 1
-	other := handlePage{slots: make([]handleSlot, len(p.slots)), depth: depth}
+	other := handlePage{depth: depth}
+	h.fit(&other, handlePageMax)
 	p.n, p.depth = 0, depth
 	var some uint32
 	for _, s := range h.scratch {
@@ -243,7 +336,6 @@ func (h *handleTable) split(no uint32) {
 			other.put(s)
 		}
 	}
-	h.slots += len(other.slots)
 	h.pages = append(h.pages, other)
 	// The old page's part of the directory: all entries with its upper bits.
 	span := uint64(1) << (h.bits - (depth - 1))
@@ -253,18 +345,7 @@ func (h *handleTable) split(no uint32) {
 	}
 }
 
-// each calls f for every block until f returns false.
-func (h *handleTable) each(f func(block ref) bool) {
-	for i := range h.pages {
-		for _, s := range h.pages[i].slots {
-			if s.block != noRef && !f(s.block) {
-				return
-			}
-		}
-	}
-}
-
 func (h *handleTable) bytes() int64 {
-	return int64(h.slots+cap(h.scratch))*int64(unsafe.Sizeof(handleSlot{})) +
+	return int64(h.slots+cap(h.scratch))*int64(unsafe.Sizeof(handleSlot{})) + h.store.bytes() +
 		int64(cap(h.pages))*int64(unsafe.Sizeof(handlePage{})) + int64(cap(h.dir))*4
 }

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvindexd/kvindexd/normalize"
 	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
@@ -115,25 +116,95 @@ func TestHandleMiss(t *testing.T) {
 	c := newChain(1, 3, 0)
 	s.Apply(l.prepare(c.store(0, 3)))
 	tree := x.trees[0]
-	h := &handleTable{}
-	h.init()
-	tree.handles = *h
+	tree.handles = handleTable{}
+	tree.handles.init()
 	block := func(i int) ref { return makeRef(tree.members[0].runs[0], i) }
 	for i := range 2 { // two handles of one home
 		e := uint64(c.hashes[i])
 		for tree.handles.pages[0].home(tree.handles.tag(e)) != 5 {
 			e++
 		}
-		*tree.engine(tree.run(block(i).run()), i) = e
 		c.hashes[i] = zmqwire.EngineHash(e)
 	}
-	tree.handles.put(uint64(c.hashes[2]), block(2)) // an empty table is not searched
+	tree.share(block(2), c.hashes[2]) // an empty table is not searched
 	tree.lookup(uint64(c.hashes[0]))
-	tree.handles.put(uint64(c.hashes[1]), block(1))
-	tree.handles.put(uint64(c.hashes[0]), block(0))
+	tree.share(block(1), c.hashes[1])
+	tree.share(block(0), c.hashes[0])
 	for i := range 3 {
 		if got := tree.lookup(uint64(c.hashes[i])); got != block(i) {
 			t.Errorf("handle %d leads to block %x, want %x", i, got, block(i))
 		}
+	}
+}
+
+// TestStaleHandles: handles of blocks that are gone lead nowhere and do not pile
+// up, whether others follow them or not.
+func TestStaleHandles(t *testing.T) {
+	const chains, blocks, turnovers = 400, 128, 20
+	x, l := New(Options{}), newLoader()
+	s := x.NewStream(StreamConfig{})
+	remove := func(id int) {
+		c := newChain(uint64(id), blocks, 0)
+		for i := blocks - 1; i >= 0; i-- {
+			s.Apply(l.prepare(c.remove(i)))
+		}
+	}
+	most := 0
+	for id := range chains * turnovers {
+		s.Apply(l.prepare(newChain(uint64(id), blocks, 0).store(0, blocks)))
+		if id >= chains {
+			remove(id - chains)
+		}
+		if most = max(most, x.trees[0].handles.n); id%chains == 0 {
+			if err := x.check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	tree := x.trees[0]
+	if most > 5*chains*blocks/2 {
+		t.Errorf("%d entries for %d blocks", most, chains*blocks)
+	}
+	gone := newChain(chains*(turnovers-1)/2, blocks, 0)
+	for i, e := range gone.hashes {
+		if b := tree.lookup(uint64(e)); b != noRef {
+			t.Errorf("the handle of block %d, which is gone, leads to %x", i, b)
+		}
+	}
+	for id := chains * (turnovers - 1); id < chains*turnovers-10; id++ {
+		remove(id)
+	}
+	if h := &tree.handles; h.n > 2*h.bound+handlePageMax || h.bound > 10*blocks+dormantMax {
+		t.Errorf("%d entries, %d of them bound, for %d blocks", h.n, h.bound, 10*blocks)
+	}
+	if err := x.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHandleZero: a handle that is 0 is no block's shared one, and yet leads to
+// its block.
+func TestHandleZero(t *testing.T) {
+	x, l := New(Options{}), newLoader()
+	a, b := x.NewStream(StreamConfig{}), x.NewStream(StreamConfig{})
+	c := newChain(1, 6, 0)
+	c.hashes[3] = 0
+	for _, s := range []*Stream{a, b} {
+		s.Apply(l.prepare(c.store(0, 4)))
+		s.Apply(l.prepare(c.store(4, 6)))
+	}
+	if err := x.check(); err != nil {
+		t.Fatal(err)
+	}
+	a.Apply(l.prepare(c.remove(3)))
+	for s, want := range map[*Stream]int64{a: 5, b: 6} {
+		if got := s.Stats().Resident[normalize.Device]; got != want {
+			t.Errorf("%d blocks, want %d", got, want)
+		}
+	}
+	a.Close()
+	b.Close()
+	if err := x.empty(); err != nil {
+		t.Error(err)
 	}
 }

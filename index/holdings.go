@@ -59,7 +59,7 @@ func (m *member) holdings(out []Holding, id uint32) []Holding {
 			if seqs == nil {
 				seqs, locals = t.hashes(r)
 			}
-			h := Holding{Shape: t.shape, Tier: tier, Depth: int(r.depth) + from, Seqs: seqs[from:to], Locals: locals[from:to]}
+			h := Holding{Shape: t.shape, Tier: tier, Depth: t.depth(r) + from, Seqs: seqs[from:to], Locals: locals[from:to]}
 			switch {
 			case from > 0:
 				h.Parent = seqs[from-1]

@@ -358,7 +358,7 @@ func (i *importer) joinRun(r *archivedRun, b ref, off int, part uint64, own bool
 		if there != noRef {
 			return used, fmt.Errorf("%w: a handle leads to two blocks", ErrChunk)
 		}
-		m.learn(en, at, zmqwire.EngineHash(e), shared, m.t.fresh(at))
+		m.learn(en, at, zmqwire.EngineHash(e), shared, !m.t.bound(at))
 	}
 	i.reside(en, id, b.off()-off, part)
 	return used, nil
@@ -376,11 +376,6 @@ func (i *importer) touch(r *archivedRun, shift int, part uint64, own bool, handl
 	for ; part != 0; part &= part - 1 {
 		i.touched += i.m.touch(zmqwire.EngineHash(r.handles[bits.TrailingZeros64(part)+shift]))
 	}
-}
-
-// fresh says that the block never had a shared handle.
-func (t *tree) fresh(b ref) bool {
-	return *t.engine(t.run(b.run()), b.off()) == 0 && t.lookup(0) != b
 }
 
 // reside puts the blocks of part into their planes: block k of the archived run
@@ -414,7 +409,7 @@ func (i *importer) reside(en *entry, id uint32, shift int, part uint64) {
 	}
 	m.t.setHeld(m, r, en, held)
 	for tier, n := range i.tiers(en) {
-		m.resident[tier] += int64(n - before[tier])
+		m.residents[tier] += int64(n - before[tier])
 	}
 }
 

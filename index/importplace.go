@@ -59,7 +59,12 @@ func (i *importer) placeRun(number uint32, n int) error {
 	}
 	for p.n < n {
 		locals := r.locals[p.n:n]
-		b := t.child(cur, normalize.LocalHash(locals[0]), seq)
+		b := t.following(cur, normalize.LocalHash(locals[0]))
+		if b == noRef {
+			if id := t.runAfter(cur, seq); id != 0 {
+				b = makeRef(id, 0)
+			}
+		}
 		k := len(locals)
 		if b != noRef {
 			k = t.common(b, locals)

@@ -202,7 +202,7 @@ func (w *walk) creditFew(pt *planTree, r *run, st step, bs int) {
 func (w *walk) creditWide(pt *planTree, r *run, st step, bs int) {
 	t := pt.t
 	want := lowBits(int(st.m))
-	for i, word := range t.words.array(r.wide, min(1<<r.wideClass, len(w.active))) {
+	for i, word := range t.words.array(r.wide, min(int(t.wideWords(r)), len(w.active))) {
 		w.stayed[i] = w.active[i] & word
 	}
 	for i := range w.active {

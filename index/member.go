@@ -20,8 +20,8 @@ type member struct {
 	runs  []uint32 // the runs with an entry of this member; entry.pos points back
 
 	// own has the handles of the entries that are own: where the stream's
-	// engine hashes differ from what tree.handles has. ownByHabit: they do
-	// mostly, so new entries begin that way.
+	// engine hashes differ from what tree.handles has. ownByHabit: they did
+	// once, so new entries begin that way.
 	own        table
 	ownByHabit bool
 
@@ -30,6 +30,10 @@ type member struct {
 	// goes.
 	hot    *entry
 	hotRun uint32
+
+	// recent are the last blocks of stores, by their handles: most stores go on
+	// after one. What it tells is checked, so it need not be true.
+	recent [recentBlocks]ref
 
 	// lookedUp is the block last found by its handle alone. An engine evicts a
 	// chain from its end, so the next is mostly the one before it: inOrder.
@@ -47,12 +51,11 @@ type member struct {
 
 	// dormant are blocks that were held and are no longer, oldest first: their
 	// handles are kept a while, for children that name them.
-	dormant     []dormantBlock
-	dormantNext int
+	dormant []dormantBlock
 
-	resident [normalize.NoTier]int64
-	seq      uint64        // the batch under way
-	trims    *atomic.Int64 // the stream's count of trimmed blocks
+	residents [normalize.NoTier]int64 // blocks held, by tier
+	seq       uint64                  // the batch under way
+	trims     *atomic.Int64           // the stream's count of trimmed blocks
 }
 
 // A plane is one cache group on one tier: each block is resident or not in
@@ -82,7 +85,10 @@ type dormantBlock struct {
 
 // dormantMax bounds how many handles of blocks that are gone a stream keeps in
 // one tree. vLLM names a parent that is gone only within a few batches.
-const dormantMax = 1024
+const (
+	dormantMax  = 1024
+	dormantStep = 256 // forgotten at once, when there are so many
+)
 
 func (m *member) bytes() int64 {
 	n := int64(cap(m.runs))*4 + m.own.bytes() + int64(cap(m.dormant))*int64(unsafe.Sizeof(dormantBlock{})) +
@@ -107,6 +113,21 @@ func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
 		return shared, shared
 	}
 	return noRef, shared
+}
+
+// recentBlocks is how many chains of a stream grow in turns without a search
+// for their parents.
+const recentBlocks = 256
+
+func recentOf(e zmqwire.EngineHash) uint8 { return uint8(e ^ e>>32) }
+
+// parent is resolve for the block that a store goes on after.
+func (m *member) parent(e zmqwire.EngineHash) ref {
+	if b := m.recent[recentOf(e)]; b != noRef && m.own.n == 0 && m.knows(b, e) {
+		return b
+	}
+	b, _ := m.resolve(e)
+	return b
 }
 
 // lookUp is resolve for a handle that comes without its place, as in removals:
@@ -172,11 +193,12 @@ func (m *member) bind(en *entry, b ref, e zmqwire.EngineHash, shared ref) {
 		if shared == b {
 			return
 		}
-		if shared == noRef && !m.t.bound(b) {
+		if shared == noRef && e != 0 && !m.t.bound(b) {
 			m.t.share(b, e)
 			return
 		}
 		m.disown(en, b.run())
+		m.ownByHabit = m.ownByHabit || e != 0
 	}
 	m.own.put(uint64(e), uint32(b))
 }
@@ -189,13 +211,12 @@ func (m *member) disown(en *entry, id uint32) {
 		m.own.put(*m.t.engine(r, off), uint32(makeRef(id, off)))
 	}
 	en.own = true
-	m.ownByHabit = true
 }
 
 // learn notes that the stream announced block b as e. created: nobody knew the
 // block before.
 func (m *member) learn(en *entry, b ref, e zmqwire.EngineHash, shared ref, created bool) {
-	if created && !en.own && shared == noRef {
+	if created && !en.own && shared == noRef && e != 0 {
 		m.t.share(b, e)
 	} else {
 		m.bind(en, b, e, shared)
@@ -211,22 +232,24 @@ func (m *member) forget(b ref, e zmqwire.EngineHash) {
 		return
 	}
 	m.dropOwn(b, e)
-	m.unlearn(b)
+	m.unlearn(b.run(), b.bit())
 }
 
-// unlearn takes away the block's last trace in the member: its handles are gone
-// already.
-func (m *member) unlearn(b ref) {
-	r := m.t.run(b.run())
-	en := m.entry(b.run())
-	en.known &^= b.bit()
-	m.t.memberships--
-	tail := b.off() == int(r.n)-1
+// unlearn takes away the last trace in the member of some blocks of a run, which
+// it knows: their own handles are gone already.
+func (m *member) unlearn(id uint32, blocks uint64) {
+	if blocks == 0 {
+		return
+	}
+	en := m.entry(id)
+	en.known &^= blocks
+	m.t.memberships -= ones(blocks)
+	tail := blocks>>(m.t.run(id).n-1) != 0
 	if en.known == 0 {
-		m.t.leave(m, b.run())
+		m.t.leave(m, id)
 	}
 	if tail {
-		m.t.reap(b.run())
+		m.t.reap(id)
 	}
 }
 
@@ -266,7 +289,7 @@ func (m *member) sweepDoomed() {
 	}
 	for b := range doomed {
 		delete(m.rivals, b)
-		m.unlearn(b)
+		m.unlearn(b.run(), b.bit())
 	}
 }
 
@@ -315,7 +338,7 @@ func (m *member) addFull(tier normalize.Tier, p uint8) {
 	m.tiers[tier] |= 1 << p
 	if tier != normalize.Device {
 		if had != 0 {
-			m.resident[tier] = 0
+			m.residents[tier] = 0
 		}
 		return
 	}
@@ -368,20 +391,18 @@ func (m *member) allPlanes(en *entry, planes uint64) uint64 {
 	return mask
 }
 
-// residentIn says whether the block stands in any plane.
-func (m *member) residentIn(en *entry, b ref) bool {
-	if en.held&b.bit() != 0 {
-		return true
-	}
+// resident returns the blocks of an entry that stand in any plane.
+func (m *member) resident(en *entry) uint64 {
+	blocks := en.held
 	for at := en.planes; at != 0; {
 		pm := m.t.planes.at(at)
-		if pm.mask&b.bit() != 0 {
-			return true
-		}
+		blocks |= pm.mask
 		at = pm.next
 	}
-	return false
+	return blocks
 }
+
+func (m *member) residentIn(en *entry, b ref) bool { return m.resident(en)&b.bit() != 0 }
 
 // set puts the block into plane p or takes it out.
 func (m *member) set(r *run, en *entry, b ref, p uint8, in bool) {
@@ -410,7 +431,7 @@ func (m *member) set(r *run, en *entry, b ref, p uint8, in bool) {
 		m.t.setHeld(m, r, en, m.allPlanes(en, uint64(m.tiers[tier])))
 	default:
 		after := m.tierBits(en, tier)
-		m.resident[tier] += ones(after) - ones(before)
+		m.residents[tier] += ones(after) - ones(before)
 	}
 }
 
@@ -497,17 +518,49 @@ func (m *member) setExtra(key copyKey, n int64) {
 	m.extra[key] = uint32(n)
 }
 
-// sleep keeps the handle of a block that is gone until dormantMax others are.
+// sleep keeps the handle of a block that is gone until others are, dormantMax at
+// most.
 func (m *member) sleep(b ref, e zmqwire.EngineHash) {
-	d := dormantBlock{b, e, m.seq}
-	if len(m.dormant) < dormantMax {
-		m.dormant = append(m.dormant, d)
-		return
+	if len(m.dormant) == dormantMax {
+		for old := m.dormant[:dormantStep]; len(old) > 0; {
+			old = old[m.forgetSome(old):]
+		}
+		m.dormant = append(m.dormant[:0], m.dormant[dormantStep:]...)
 	}
-	old := m.dormant[m.dormantNext]
-	m.dormant[m.dormantNext] = d
-	m.dormantNext = (m.dormantNext + 1) % dormantMax
-	m.wakeOrForget(old)
+	m.dormant = append(m.dormant, dormantBlock{b, e, m.seq})
+}
+
+// forgetSome forgets the dormant blocks at the beginning of old that are of one
+// run, and returns how many those were. One that is held again is none any more,
+// and one whose run has gone is forgotten.
+func (m *member) forgetSome(old []dormantBlock) int {
+	id := old[0].block.run()
+	n := 1
+	for n < len(old) && old[n].block.run() == id {
+		n++
+	}
+	if !m.t.stands(makeRef(id, 0)) {
+		return n
+	}
+	en := m.entry(id)
+	if en == nil {
+		return n
+	}
+	if en.own || m.rivals != nil {
+		for _, d := range old[:n] {
+			m.wakeOrForget(d)
+		}
+		return n
+	}
+	var gone uint64
+	r := m.t.run(id)
+	for _, d := range old[:n] {
+		if d.block.off() < int(r.n) && m.t.shares(r, d.block, d.engine) {
+			gone |= d.block.bit()
+		}
+	}
+	m.unlearn(id, gone&en.known&^m.resident(en))
+	return n
 }
 
 // wakeOrForget forgets a dormant block unless it is held again, or its run has

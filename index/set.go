@@ -110,9 +110,9 @@ func (t *tree) enter(x *Set) *member {
 	return m
 }
 
-// sweepRuns is how many runs a sweep clears before it lets others in: at most
-// some 20 µs.
-const sweepRuns = 64
+// sweepRuns is how many runs a sweep clears before it lets others in: some 20 µs,
+// or 50 where it sweeps their handles, too.
+const sweepRuns = 32
 
 // sweep takes the entries of a member that nobody asks for any more out of its
 // tree, letting go of the lock between short slices. What the member's stream

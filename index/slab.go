@@ -8,7 +8,7 @@ import (
 // A slab hands out arrays of T, each of 1<<class items, from pages of one class
 // each. Its references are 32-bit numbers, so what is kept in slabs has no
 // pointers and costs the collector nothing. A page whose last array is freed
-// goes back to the heap, which is how memory follows what is held.
+// is given back, which is how memory follows what is held.
 //
 // Reference 0 is never handed out and stands for none.
 type slab[T any] struct {
@@ -16,6 +16,7 @@ type slab[T any] struct {
 	pages []slabPage
 	room  [slabClasses]uint32 // first page with room, by class; 0: none
 	spare []uint32            // page numbers without memory
+	store pageStore[[slabItems]T]
 }
 
 const (
@@ -30,6 +31,7 @@ type slabPage struct {
 	hint       uint8                  // no word of used before this one has room
 	class      uint8
 	next, prev uint32 // the list of pages with room
+	stored     uint32 // its number in the store
 }
 
 func (p *slabPage) arrays() int { return slabItems >> p.class }
@@ -85,6 +87,7 @@ func (s *slab[T]) free(ref uint32) {
 	}
 	if p.n == 0 && (p.next != 0 || p.prev != 0) { // not the only page with room
 		s.unlist(no)
+		s.store.put(p.stored)
 		s.mem[no] = nil
 		s.spare = append(s.spare, no)
 	}
@@ -101,9 +104,9 @@ func (s *slab[T]) addPage(class uint8) uint32 {
 		no = uint32(len(s.mem))
 		s.mem, s.pages = append(s.mem, nil), append(s.pages, slabPage{})
 	}
-	s.mem[no] = new([slabItems]T)
 	p := &s.pages[no]
 	*p = slabPage{class: class}
+	s.mem[no], p.stored = s.store.get()
 	if n := p.arrays(); n < 64 { // bits past the last array are never free
 		p.used[0] = ^uint64(0) << n
 	}
@@ -133,12 +136,12 @@ func (s *slab[T]) unlist(no uint32) {
 	p.prev, p.next = 0, 0
 }
 
+// class returns that of the array at ref.
+func (s *slab[T]) class(ref uint32) uint8 { return s.pages[ref>>slabBits].class }
+
 // bytes is what the slab keeps, free arrays included.
 func (s *slab[T]) bytes() int64 {
-	var item T
-	live := len(s.mem) - len(s.spare)
-	return int64(live)*slabItems*int64(unsafe.Sizeof(item)) +
-		int64(cap(s.pages))*int64(unsafe.Sizeof(slabPage{})) + int64(cap(s.mem))*8
+	return s.store.bytes() + int64(cap(s.pages))*int64(unsafe.Sizeof(slabPage{})) + int64(cap(s.mem))*8
 }
 
 // classFor returns the smallest class whose arrays have n items.

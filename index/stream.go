@@ -132,29 +132,20 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 	return a
 }
 
-// touch loads what the batch's removals lead to, and the handles of the blocks
-// that they will make the index forget: their cache misses overlap here, where
-// each op would wait for its own.
+// touch loads what the batch's removals lead to: their cache misses overlap
+// here, where each op would wait for its own.
 func (s *Stream) touch(b *normalize.Batch) (sum uint32) {
 	for _, m := range s.members {
 		m.cool()
 		m.seq = b.Seq
-		removals := 0
+		if m.inOrder {
+			continue
+		}
 		for i := range b.Ops {
-			op := &b.Ops[i]
-			if op.Kind != normalize.OpRemove {
-				continue
-			}
-			removals += len(op.Hashes)
-			if !m.inOrder {
+			if op := &b.Ops[i]; op.Kind == normalize.OpRemove {
 				for _, e := range op.Hashes {
 					sum += m.touch(e)
 				}
-			}
-		}
-		if len(m.dormant) == dormantMax {
-			for i := 0; i < min(removals, dormantMax); i++ {
-				sum += m.touch(m.dormant[(m.dormantNext+i)%dormantMax].engine)
 			}
 		}
 	}
@@ -271,7 +262,7 @@ func (s *Stream) publish(a *Applied) {
 	var resident [normalize.NoTier]int64
 	var orphans int64
 	for _, m := range s.members {
-		for i, n := range m.resident {
+		for i, n := range m.residents {
 			resident[i] += n
 		}
 		orphans += int64(m.orphans.len())

@@ -27,7 +27,7 @@ func lowBits(n int) uint64 { return ^uint64(0) >> (64 - n) } // n in 1..64
 
 // A run is up to 64 blocks that follow each other, stored once however many
 // streams hold them. Other runs hang at any of its blocks, so a run is never
-// split. It has no pointers.
+// split. It has no pointers, and fills one line of the cache.
 type run struct {
 	first normalize.SequenceHash // of block 0
 	last  normalize.SequenceHash // of block n-1; 0: not known, ask sequenceAt
@@ -37,17 +37,17 @@ type run struct {
 	parent  ref    // the block before block 0
 	next    uint32 // a run that hangs here: the one tried first, 0: none
 	words   uint32 // array of 2<<class words: local hashes, then engine hashes
-	entries uint32 // array of 1<<entryClass entries, n of them, sorted by slot
+	entries uint32 // array of nentries entries, sorted by slot
 	wide    uint32 // bitset by slot of the streams that hold all n blocks, 0: none kept
 	stamp   uint32 // the tree's tick when a block of it was last stored
-	depth   uint32 // blocks before block 0
 
-	n          uint8
-	class      uint8
-	nentries   uint32
-	entryClass uint8
-	wideClass  uint8
+	nentries uint32
+	above    uint16 // blocks before block 0; maxAbove: so many or more, ask depth
+	n        uint8
+	class    uint8
 }
+
+const maxAbove = 1<<16 - 1
 
 // An entry is one stream's part in one run.
 type entry struct {
@@ -83,8 +83,6 @@ type tree struct {
 	nmembers  int
 
 	exports []*exportedTree // under way
-
-	touched uint32 // keeps the loads of table.touch alive
 
 	zombies []uint32 // trimmed runs whose numbers are not free yet
 
@@ -127,6 +125,14 @@ func (t *tree) sequenceAt(b ref) normalize.SequenceHash {
 	return seq
 }
 
+// depth is how many blocks stand before block 0 of r.
+func (t *tree) depth(r *run) (n int) {
+	for ; r.above == maxAbove; r = t.run(r.parent.run()) {
+		n += r.parent.off() + 1
+	}
+	return n + int(r.above)
+}
+
 // parentOf returns the block before b.
 func (t *tree) parentOf(b ref) ref {
 	if b.off() > 0 {
@@ -135,25 +141,26 @@ func (t *tree) parentOf(b ref) ref {
 	return t.run(b.run()).parent
 }
 
-// nextSequence returns the sequence hash of the block with local hash l after cur.
-func nextSequence(cur ref, seq normalize.SequenceHash, l normalize.LocalHash) normalize.SequenceHash {
+// sequenceAfter returns the sequence hash of the block with local hash l after
+// cur. It notes that of a run's last block.
+func (t *tree) sequenceAfter(cur ref, l normalize.LocalHash) normalize.SequenceHash {
 	if cur == noRef {
 		return normalize.SequenceHash(l)
+	}
+	seq := t.sequenceAt(cur)
+	if r := t.run(cur.run()); cur.off() == int(r.n)-1 {
+		r.last = seq
 	}
 	return normalize.NextSequence(seq, l)
 }
 
-// child returns the block after cur that has local hash l and sequence hash
-// seq, noRef if there is none.
-func (t *tree) child(cur ref, l normalize.LocalHash, seq normalize.SequenceHash) ref {
+// following returns the block after cur in cur's run, if it has local hash l,
+// else noRef: it may still begin a run that hangs at cur.
+func (t *tree) following(cur ref, l normalize.LocalHash) ref {
 	if cur != noRef {
-		r := t.run(cur.run())
-		if cur.off()+1 < int(r.n) && t.local(r, cur.off()+1) == l {
+		if r := t.run(cur.run()); cur.off()+1 < int(r.n) && t.local(r, cur.off()+1) == l {
 			return cur + 1
 		}
-	}
-	if id := t.runAfter(cur, seq); id != 0 {
-		return makeRef(id, 0)
 	}
 	return noRef
 }
@@ -240,7 +247,7 @@ func (t *tree) begin(cur ref, l normalize.LocalHash, seq normalize.SequenceHash,
 // attach notes that run id hangs at block cur.
 func (t *tree) attach(cur ref, id uint32) {
 	p := t.run(cur.run())
-	t.run(id).depth = p.depth + uint32(cur.off()) + 1
+	t.run(id).above = uint16(min(maxAbove, int(p.above)+cur.off()+1))
 	if p.forks&cur.bit() != 0 {
 		t.forks.put(uint64(cur), max(t.forks.get(uint64(cur)), 1)+1)
 	}
@@ -275,13 +282,15 @@ func (t *tree) reap(id uint32) {
 		for _, e := range t.exports {
 			e.cut(id, n)
 		}
-		t.unbindFrom(id, r, n)
+		unbound := t.boundFrom(r, n)
 		t.nblocks -= int64(int(r.n) - n)
 		if n > 0 {
 			t.cutTo(r, n)
+			t.unbind(unbound)
 			return
 		}
 		id = t.freeRun(id, r)
+		t.unbind(unbound)
 	}
 }
 
@@ -329,34 +338,23 @@ func (t *tree) unhang(id uint32, r *run) {
 	*r = run{} // whoever still has the number finds no block here
 }
 
-// unbindFrom takes away the shared handles of the run's blocks from off on.
-func (t *tree) unbindFrom(id uint32, r *run, off int) {
-	engines := t.words.array(r.words+1<<r.class, int(r.n))[off:]
-	if len(engines) > 1 {
-		for _, e := range engines {
-			t.touched += t.touch(e)
+// boundFrom is how many of the run's blocks from off on have a shared handle.
+func (t *tree) boundFrom(r *run, off int) (n int) {
+	for _, e := range t.words.array(r.words+1<<r.class, int(r.n))[off:] {
+		if e != 0 {
+			n++
 		}
 	}
-	for i, e := range engines {
-		t.handles.del(e, makeRef(id, off+i))
-	}
+	return n
 }
 
-// bound says whether block b has a shared handle.
-func (t *tree) bound(b ref) bool {
-	return t.lookup(*t.engine(t.run(b.run()), b.off())) == b
-}
+// bound says whether block b has a shared handle. One that is 0 is nobody's: it
+// is always the stream's own.
+func (t *tree) bound(b ref) bool { return *t.engine(t.run(b.run()), b.off()) != 0 }
 
-// shares says whether e is the shared handle of block b of run r. It may say no
-// of a handle that is 0, which is how a block without one stands.
+// shares says whether e is the shared handle of block b of run r.
 func (t *tree) shares(r *run, b ref, e zmqwire.EngineHash) bool {
 	return e != 0 && *t.engine(r, b.off()) == uint64(e)
-}
-
-// share makes e the shared handle of block b.
-func (t *tree) share(b ref, e zmqwire.EngineHash) {
-	*t.engine(t.run(b.run()), b.off()) = uint64(e)
-	t.handles.put(uint64(e), b)
 }
 
 func (t *tree) bytes() int64 {

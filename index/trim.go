@@ -82,7 +82,7 @@ type leaf struct {
 	run   uint32
 	stamp uint32
 	age   uint32 // stores to its tree since the last one to it
-	depth uint32
+	above uint16
 }
 
 // trimPass takes the oldest leaves; false if there was none. What a pass lays
@@ -116,13 +116,13 @@ func (x *Set) leaves() []leaf {
 	for _, t := range x.trees {
 		t.children.each(func(_ uint64, id uint32) bool {
 			if r := t.run(id); r.forks == 0 {
-				out = append(out, leaf{t, id, r.stamp, t.tick - r.stamp, r.depth})
+				out = append(out, leaf{t, id, r.stamp, t.tick - r.stamp, r.above})
 			}
 			return true
 		})
 	}
 	slices.SortFunc(out, func(a, b leaf) int {
-		return cmp.Or(cmp.Compare(b.age, a.age), cmp.Compare(b.depth, a.depth))
+		return cmp.Or(cmp.Compare(b.age, a.age), cmp.Compare(b.above, a.above))
 	})
 	return out
 }
@@ -146,23 +146,21 @@ func (t *tree) trimRun(l leaf) {
 	for _, e := range t.exports {
 		e.cut(l.run, 0)
 	}
-	t.unbindFrom(l.run, r, 0)
+	unbound := t.boundFrom(r, 0)
 	t.nblocks -= int64(r.n)
 	if zombie {
 		t.enshroud(l.run, r)
-		return
+	} else {
+		t.freeRun(l.run, r)
 	}
-	t.freeRun(l.run, r)
+	t.unbind(unbound)
 }
 
 // trimEntry takes a run from one member.
 func (m *member) trimEntry(id uint32, r *run, e *entry) {
-	resident := e.held
-	for at := e.planes; at != 0; at = m.t.planes.at(at).next {
-		resident |= m.t.planes.at(at).mask
-	}
+	resident := m.resident(e)
 	for tier := normalize.Host; tier < normalize.NoTier; tier++ {
-		m.resident[tier] -= ones(m.tierBits(e, tier))
+		m.residents[tier] -= ones(m.tierBits(e, tier))
 	}
 	m.t.setHeld(m, r, e, 0)
 	for off := range int(r.n) {
