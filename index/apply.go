@@ -55,7 +55,7 @@ func (s *Stream) storeNotice(op *normalize.Op, g *group, a *Applied) {
 // stand there, the others wait for a store that tells it.
 func (s *Stream) storeUnplaced(op *normalize.Op, g *group, a *Applied) {
 	m := s.enter(op.Shape)
-	g.sees(op.Shape)
+	s.sees(g, op.Shape)
 	p, ok := m.planeOf(op.Tier, g.index, false)
 	if !ok {
 		return
@@ -94,9 +94,9 @@ type placing struct {
 func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 	op := &b.Ops[i]
 	m := s.enter(op.Shape)
-	g.sees(op.Shape)
+	s.sees(g, op.Shape)
 	if g.spec == normalize.SpecFull {
-		s.sees(op.Shape)
+		s.identifiesBy(op.Shape)
 	}
 	p, ok := m.planeOf(op.Tier, g.index, g.spec == normalize.SpecFull)
 	if !ok || len(op.Hashes) == 0 {
@@ -145,7 +145,8 @@ func (pl *placing) touch(hashes []zmqwire.EngineHash) {
 	}
 }
 
-func (s *Stream) sees(shape normalize.Shape) {
+// identifiesBy makes shape the one that prompts are identified by.
+func (s *Stream) identifiesBy(shape normalize.Shape) {
 	if have := s.shape.Load(); have == nil || *have != shape {
 		now := shape
 		s.shape.Store(&now)

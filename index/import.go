@@ -176,7 +176,7 @@ func (i *importer) begin() error {
 	for n := c.uint(maxGroups); n > 0 && c.err == nil; n-- {
 		g := group{index: c.int32(), spec: normalize.SpecKind(c.byte()), window: uint32(c.uint(1<<32 - 1))}
 		for k := c.uint(maxArchivedTrees); k > 0 && c.err == nil; k-- {
-			g.sees(c.shape())
+			s.sees(&g, c.shape())
 		}
 		if c.err == nil && (g.spec < normalize.SpecFull || g.spec > normalize.SpecOther || g.index < 0 || s.findGroup(g.index) != nil) {
 			c.fail("group %d of kind %d", g.index, g.spec)

@@ -71,7 +71,9 @@ func (r *Roster) build() *plan {
 			continue
 		}
 		for _, m := range s.members {
-			p.of(m.t).add(m, int32(i), r.view(int32(i)))
+			if !s.lacks(m.t.shape) {
+				p.of(m.t).add(m, int32(i), r.view(int32(i)))
+			}
 		}
 		if s.special() {
 			p.special = append(p.special, int32(i))

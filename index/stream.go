@@ -366,10 +366,33 @@ func (s *Stream) hybrid() bool {
 	return false
 }
 
-func (g *group) sees(shape normalize.Shape) {
+// sees notes that group g stores blocks of a shape.
+func (s *Stream) sees(g *group, shape normalize.Shape) {
 	if !g.has(shape) {
 		g.shapes = append(g.shapes, shape)
+		s.set.layout++
 	}
+}
+
+// lacks says whether one of the full-attention groups has no blocks of a shape
+// that another one has: those say nothing of what the stream holds.
+func (s *Stream) lacks(shape normalize.Shape) bool {
+	has, lacks := false, false
+	for i := range s.groups {
+		if g := &s.groups[i]; g.spec == normalize.SpecFull && len(g.shapes) > 0 {
+			if g.has(shape) {
+				has = true
+			} else {
+				lacks = true
+			}
+		}
+	}
+	return has && lacks
+}
+
+// uneven says whether there is such a shape.
+func (s *Stream) uneven() bool {
+	return slices.ContainsFunc(s.members, func(m *member) bool { return s.lacks(m.t.shape) })
 }
 
 // inClass says whether handles of group g may stand in the tree of a shape: all

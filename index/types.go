@@ -99,7 +99,8 @@ type UsableReason string
 const (
 	UsableKnown UsableReason = ""
 	// UnindexedGroup: the stream has a cache group whose rules nobody wrote
-	// down here (mamba, chunked local attention, ...).
+	// down here (mamba, chunked local attention, ...), or full-attention groups
+	// whose blocks differ in size: what only some of them have counts for nothing.
 	UnindexedGroup UsableReason = "unindexed_group"
 	// UnplacedWindow: window blocks are held whose place nobody told.
 	UnplacedWindow UsableReason = "unplaced_window_blocks"

@@ -9,7 +9,7 @@ import "github.com/kvindexd/kvindexd/normalize"
 // still stands in the cache.
 func (w *walk) usable(s *Stream, view int, row *Row) {
 	row.Usable = 0
-	if s.other {
+	if s.other || s.uneven() {
 		row.UsableReason = UnindexedGroup
 		return
 	}
@@ -26,7 +26,7 @@ func (w *walk) usable(s *Stream, view int, row *Row) {
 
 // special says whether what is usable of a match depends on more than its
 // length.
-func (s *Stream) special() bool { return s.other || s.config.EagleDrop || s.hybrid() }
+func (s *Stream) special() bool { return s.other || s.config.EagleDrop || s.hybrid() || s.uneven() }
 
 // limit is the end of the part identified in blocks of a shape; 0 for a shape
 // that was not asked.

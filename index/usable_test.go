@@ -36,3 +36,29 @@ func TestUsableOfATail(t *testing.T) {
 		stored(4, 0, tail, 1, 2, 3, 4), stored(4, 1, tail, 1, 2, 3, 4))
 	f("a whole block", 8, 8, stored(8, 0, whole, 1, 2, 3, 4, 5, 6, 7, 8), window)
 }
+
+// Two full-attention groups whose blocks differ in size: a block of one says
+// nothing of the other, so it counts for nothing.
+func TestUnevenGroups(t *testing.T) {
+	stored := func(bs uint32, group int32, e zmqwire.EngineHash) zmqwire.Event {
+		return zmqwire.Event{Kind: zmqwire.BlockStored, Hashes: []zmqwire.EngineHash{e}, Tokens: []uint32{1, 2, 3, 4}[:bs],
+			BlockSize: bs, Group: group, Spec: []byte("full_attention")}
+	}
+	x := New(Options{})
+	s := x.NewStream(StreamConfig{})
+	rows := make([]Row, 1)
+	roster := x.NewRoster([]*Stream{s}, nil)
+	ask := func(device int, reason UsableReason) {
+		t.Helper()
+		roster.Match(queryTokens(x, 1, 2, 3, 4, 5), rows)
+		if r := rows[0]; r.Device != device || r.Host != device || r.UsableReason != reason {
+			t.Errorf("%+v, want device and host %d and reason %q", r, device, reason)
+		}
+	}
+	applyEvents(s, 0, stored(2, 0, 1))
+	ask(2, UsableKnown)
+	applyEvents(s, 1, stored(4, 1, 2))
+	ask(0, UnindexedGroup)
+	applyEvents(s, 2, stored(2, 1, 1))
+	ask(2, UnindexedGroup)
+}
