@@ -114,6 +114,9 @@ func (s *Stream) storePlaced(b *normalize.Batch, i int, g *group, a *Applied) {
 		pl.doubtful = s.isReport(op, g, m, p)
 	}
 	locals := s.hashed(b, i, pl.salt)
+	if m.ownByHabit { // every handle is searched for, and put
+		pl.touch(op.Hashes)
+	}
 	for k := 0; k < len(op.Hashes); {
 		if n := pl.stretch(op.Hashes[k:], locals[k:]); n > 0 {
 			k += n

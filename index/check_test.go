@@ -142,6 +142,7 @@ func (t *tree) checkMembers(ids map[uint32]bool) error {
 			return fmt.Errorf("member in slot %d", slot)
 		}
 		var resident [normalize.NoTier]int64
+		shared := 0
 		for pos, id := range m.runs {
 			if !ids[id] {
 				return fmt.Errorf("slot %d has run %d, which is none", slot, id)
@@ -150,9 +151,15 @@ func (t *tree) checkMembers(ids map[uint32]bool) error {
 			if e == nil || e.pos != uint32(pos) {
 				return fmt.Errorf("slot %d, run %d: entry %+v", slot, id, e)
 			}
+			if !e.own {
+				shared++
+			}
 			for tier := range resident {
 				resident[tier] += int64(bits.OnesCount64(m.tierBits(e, normalize.Tier(tier))))
 			}
+		}
+		if shared != m.shared {
+			return fmt.Errorf("slot %d counts %d of %d entries with shared handles", slot, m.shared, shared)
 		}
 		if resident != m.residents {
 			return fmt.Errorf("slot %d counts %v of %v resident blocks", slot, m.residents, resident)

@@ -49,7 +49,11 @@ func (t *tree) join(m *member, id uint32) *entry {
 	t.makeRoom(r)
 	es := t.entries.array(r.entries, int(r.nentries)+1)
 	copy(es[i+1:], es[i:])
-	es[i] = entry{slot: m.slot, pos: uint32(len(m.runs)), own: m.ownByHabit}
+	es[i] = entry{slot: m.slot, pos: uint32(len(m.runs))}
+	m.shared++
+	if m.ownByHabit {
+		m.owns(&es[i])
+	}
 	r.nentries++
 	m.runs = append(m.runs, id)
 	if r.nentries > wideFrom && r.wide == 0 {
@@ -84,6 +88,9 @@ func (t *tree) leave(m *member, id uint32) {
 	}
 	m.cool()
 	es := t.all(r)
+	if !es[i].own {
+		m.shared--
+	}
 	t.freePlanes(es[i].planes)
 	m.dropRun(t, es[i].pos)
 	copy(es[i:], es[i+1:])

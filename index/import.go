@@ -340,7 +340,9 @@ func (i *importer) joinRun(r *archivedRun, b ref, off int, part uint64, own bool
 	}
 	switch {
 	case en.known == 0:
-		en.own = own
+		if own {
+			m.owns(en)
+		}
 	case own && !en.own:
 		m.disown(en, id)
 	}

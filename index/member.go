@@ -21,9 +21,10 @@ type member struct {
 
 	// own has the handles of the entries that are own: where the stream's
 	// engine hashes differ from what tree.handles has. ownByHabit: they did
-	// once, so new entries begin that way.
+	// once, so new entries begin that way. shared counts the others.
 	own        table
 	ownByHabit bool
+	shared     int
 
 	// hot is the entry last used, in run hotRun: consecutive blocks mostly
 	// share it. Valid within one batch, until an entry of the member comes or
@@ -105,6 +106,9 @@ func (m *member) resolve(e zmqwire.EngineHash) (block, shared ref) {
 	if b := ref(m.own.lookup(uint64(e))); b != noRef && m.entry(b.run()) != nil { // else the run was trimmed
 		return b, noRef
 	}
+	if m.allOwn() {
+		return noRef, noRef
+	}
 	shared = m.t.lookup(uint64(e))
 	if shared == noRef {
 		return noRef, noRef
@@ -133,9 +137,11 @@ func (m *member) parent(e zmqwire.EngineHash) ref {
 // lookUp is resolve for a handle that comes without its place, as in removals:
 // it tries the block before the last one first, which costs no cache miss.
 func (m *member) lookUp(e zmqwire.EngineHash) ref {
-	if b := m.lookedUp; b.off() > 0 && m.own.n == 0 && m.knows(b-1, e) {
-		m.lookedUp, m.inOrder = b-1, true
-		return b - 1
+	if b := m.lookedUp; b != noRef && m.own.n == 0 && m.t.stands(b) {
+		if before := m.t.parentOf(b); before != noRef && m.knows(before, e) {
+			m.lookedUp, m.inOrder = before, true
+			return before
+		}
 	}
 	m.inOrder = false
 	b, _ := m.resolve(e)
@@ -144,7 +150,7 @@ func (m *member) lookUp(e zmqwire.EngineHash) ref {
 }
 
 // knows says whether e is the shared handle of block b and the stream announced
-// it. The block need not be there any more.
+// it. The block need not stand any more.
 func (m *member) knows(b ref, e zmqwire.EngineHash) bool {
 	if !m.t.stands(b) || !m.t.shares(m.t.run(b.run()), b, e) {
 		return false
@@ -178,12 +184,11 @@ func (m *member) calls(en *entry, b ref, e zmqwire.EngineHash) bool {
 
 // touch loads what e leads to, see table.touch.
 func (m *member) touch(e zmqwire.EngineHash) uint32 {
-	if m.own.n > 0 {
-		if b := m.own.touch(uint64(e)); b != 0 {
-			return b
-		}
+	own := m.own.touch(uint64(e))
+	if m.allOwn() {
+		return own
 	}
-	return m.t.touch(uint64(e))
+	return own + m.t.touch(uint64(e))
 }
 
 // bind makes e the stream's handle of block b, which the stream did not know.
@@ -210,8 +215,20 @@ func (m *member) disown(en *entry, id uint32) {
 		off := bits.TrailingZeros64(left)
 		m.own.put(*m.t.engine(r, off), uint32(makeRef(id, off)))
 	}
-	en.own = true
+	m.owns(en)
 }
+
+// owns makes the entry's handles the member's own.
+func (m *member) owns(en *entry) {
+	if !en.own {
+		en.own = true
+		m.shared--
+	}
+}
+
+// allOwn says whether nothing that tree.handles has is a handle of the member,
+// nor will be.
+func (m *member) allOwn() bool { return m.ownByHabit && m.shared == 0 }
 
 // learn notes that the stream announced block b as e. created: nobody knew the
 // block before.

@@ -132,17 +132,16 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 	return a
 }
 
-// touch loads what the batch's removals lead to: their cache misses overlap
-// here, where each op would wait for its own.
+// touch loads what the handles of the batch's removals lead to, and of its stores
+// of one block: their cache misses overlap here, where each op would wait for its
+// own. A store of more blocks does it by itself.
 func (s *Stream) touch(b *normalize.Batch) (sum uint32) {
 	for _, m := range s.members {
 		m.cool()
 		m.seq = b.Seq
-		if m.inOrder {
-			continue
-		}
 		for i := range b.Ops {
-			if op := &b.Ops[i]; op.Kind == normalize.OpRemove {
+			op := &b.Ops[i]
+			if op.Kind == normalize.OpRemove && !m.inOrder || op.Kind == normalize.OpStore && len(op.Hashes) == 1 {
 				for _, e := range op.Hashes {
 					sum += m.touch(e)
 				}
