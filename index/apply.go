@@ -372,6 +372,7 @@ func (pl *placing) link(e zmqwire.EngineHash, block ref) {
 		handle zmqwire.EngineHash
 		block  ref
 	}
+	var asleep []placed // at the end: for them others are forgotten, perhaps some in queue
 	queue := []placed{{e, block}}
 	for len(queue) > 0 {
 		q := queue[len(queue)-1]
@@ -380,8 +381,14 @@ func (pl *placing) link(e zmqwire.EngineHash, block ref) {
 			m.orphans.drop(o)
 			if b := pl.linkOne(o, q.block); b != noRef {
 				queue = append(queue, placed{o.handle, b})
+				if !m.residentIn(m.entry(b.run()), b) {
+					asleep = append(asleep, placed{o.handle, b})
+				}
 			}
 		}
+	}
+	for _, a := range asleep {
+		m.sleep(a.block, a.handle)
 	}
 }
 
@@ -401,9 +408,6 @@ func (pl *placing) linkOne(o *orphan, parent ref) ref {
 	en := m.entry(b.run())
 	for p, n := range o.copies {
 		m.addCopy(r, en, b, p, n, false)
-	}
-	if !m.residentIn(en, b) {
-		m.sleep(b, o.handle)
 	}
 	return b
 }

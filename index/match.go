@@ -135,7 +135,7 @@ func (w *walk) follow(t *tree, seqs []normalize.SequenceHash, locals []normalize
 // A query by sequence hashes has no locals.
 func (t *tree) matched(r *run, seqs []normalize.SequenceHash, locals []normalize.LocalHash, at int) int {
 	n := int(r.n)
-	if n <= len(seqs) && r.last == seqs[n-1] {
+	if n <= len(seqs) && r.last != 0 && r.last == seqs[n-1] {
 		return n
 	}
 	mine := t.locals(r)
