@@ -60,7 +60,9 @@ func (x *Set) Explain(s *Stream, v *QueryView) []Explanation {
 		chain := &v.Chains[i]
 		e := Explanation{Shape: chain.Shape, Asked: len(chain.Seqs), Ending: EndOtherShape}
 		if t := x.findTree(chain.Shape); t != nil {
-			if m := s.member(t); m != nil {
+			if m := s.member(t); m != nil && s.lacks(t.shape) {
+				e.Ending = EndPartOfGroups
+			} else if m != nil {
 				m.explain(&e, chain)
 			}
 		}
