@@ -489,8 +489,8 @@ func (i *importer) gone(kind byte, b ref, en *entry) {
 			m.dormant = append(m.dormant, dormantBlock{block: b, engine: zmqwire.EngineHash(e), seq: seq})
 		}
 	case recDoomed:
-		if m.residentIn(en, b) || len(m.doomed) >= doomedMax {
-			c.fail("a doomed block that is held, or more than %d", doomedMax)
+		if m.residentIn(en, b) || len(m.doomed) >= doomedMax || m.rivals[b] == nil {
+			c.fail("a doomed block that is held or has one handle, or more than %d", doomedMax)
 			return
 		}
 		if m.doomed == nil {

@@ -21,7 +21,7 @@ type member struct {
 
 	// own has the handles of the entries that are own: where the stream's
 	// engine hashes differ from what tree.handles has. ownByHabit: they did
-	// once, so new entries begin that way. shared counts the others.
+	// once, so new entries begin that way. shared counts the entries that are not.
 	own        table
 	ownByHabit bool
 	shared     int
@@ -321,7 +321,8 @@ func (m *member) dropRun(t *tree, pos uint32) {
 }
 
 // planeOf returns the number of a plane, made where it is new; false if the
-// stream has more planes than anybody's engine.
+// stream has more planes than anybody's engine. A full-attention group counts for
+// the device from its first block on, on whatever tier that is.
 func (m *member) planeOf(tier normalize.Tier, group int32, full bool) (uint8, bool) {
 	if p, ok := m.findPlane(tier, group, full); ok {
 		return p, true
@@ -334,6 +335,7 @@ func (m *member) planeOf(tier normalize.Tier, group int32, full bool) (uint8, bo
 	m.planes = append(m.planes, plane{tier: tier, group: group, full: full})
 	if full {
 		m.addFull(tier, p)
+		m.planeOf(normalize.Device, group, true)
 	}
 	return p, true
 }
@@ -563,7 +565,7 @@ func (m *member) forgetSome(old []dormantBlock) int {
 	if en == nil {
 		return n
 	}
-	if en.own || m.rivals != nil {
+	if en.own || m.rivals != nil || m.doomed != nil {
 		for _, d := range old[:n] {
 			m.wakeOrForget(d)
 		}

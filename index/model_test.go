@@ -144,16 +144,19 @@ func (m *model) store(ev *zmqwire.Event) {
 	m.storeChain(ev, g, shape, p)
 }
 
-// uses notes that a full group stands on a tier of a tree from now on.
+// uses notes that a full group stands on a tier of a tree from now on. For the
+// device it counts in any case.
 func (m *model) uses(g *modelGroup, shape normalize.Shape, p modelPlane) {
 	if g.window {
 		return
 	}
-	at := modelTree{shape, p.tier}
-	if m.full[at] == nil {
-		m.full[at] = map[int32]bool{}
+	for _, tier := range []normalize.Tier{normalize.Device, p.tier} {
+		at := modelTree{shape, tier}
+		if m.full[at] == nil {
+			m.full[at] = map[int32]bool{}
+		}
+		m.full[at][p.group] = true
 	}
-	m.full[at][p.group] = true
 }
 
 // node returns the stream's record of a handle, made from first where it is new.

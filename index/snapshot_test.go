@@ -743,3 +743,26 @@ func keepAsking(set *Set, all []*Stream) (stop chan struct{}, longest chan time.
 	}()
 	return stop, longest
 }
+
+// A doomed block is one with several handles: an archive that says it of another
+// is refused.
+func TestImportDoomedWithoutRivals(t *testing.T) {
+	x, l := New(Options{}), newLoader()
+	s := x.NewStream(StreamConfig{})
+	c := newChain(1, 2, 0)
+	s.Apply(l.prepare(c.store(0, 2)))
+	s.Apply(l.prepare(c.remove(1)))
+	m := s.members[0]
+	m.doomed = map[ref]struct{}{m.dormant[0].block: {}}
+	chunks, _, err := exported(x, []*Stream{s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := archived(chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Import(0, New(Options{}).NewStream(StreamConfig{})); !errors.Is(err, ErrChunk) {
+		t.Errorf("%v, want %v", err, ErrChunk)
+	}
+}

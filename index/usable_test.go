@@ -62,3 +62,27 @@ func TestUnevenGroups(t *testing.T) {
 	applyEvents(s, 2, stored(2, 1, 1))
 	ask(2, UnindexedGroup)
 }
+
+// A full-attention group counts for the device from its first block on, also
+// where that is on the host: until it tells of one on the device, nothing is held
+// there by all groups.
+func TestGroupOnTheHostAlone(t *testing.T) {
+	stored := func(group int32, medium string) zmqwire.Event {
+		return zmqwire.Event{Kind: zmqwire.BlockStored, Hashes: []zmqwire.EngineHash{1}, Tokens: []uint32{1, 2}, BlockSize: 2,
+			Group: group, Spec: []byte("full_attention"), Medium: []byte(medium)}
+	}
+	x := New(Options{})
+	s := x.NewStream(StreamConfig{})
+	rows := make([]Row, 1)
+	for i, step := range []struct {
+		group  int32
+		medium string
+		device int
+	}{{0, "GPU", 2}, {1, "CPU", 0}, {1, "GPU", 2}} {
+		applyEvents(s, uint64(i), stored(step.group, step.medium))
+		x.Match(queryTokens(x, 1, 2, 3), []*Stream{s}, rows)
+		if rows[0].Device != step.device {
+			t.Errorf("after group %d on %s: device %d, want %d", step.group, step.medium, rows[0].Device, step.device)
+		}
+	}
+}
