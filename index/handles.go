@@ -15,7 +15,8 @@ import (
 //
 // And so nothing need be taken out when a block goes: its entry is stale, and
 // leads nowhere. To find it would be a cache miss a block; instead whole pages
-// are swept of what is stale, when one is full and when that is more than half.
+// are swept of what is stale: a full one where that is an eighth of the table, any
+// where it is half.
 //
 // It is an extendible hash of open-addressed pages, as table is. The upper bits
 // of an entry's tag choose the page, the next ones its home there. The zero
@@ -26,7 +27,7 @@ type handleTable struct {
 	pages     []handlePage
 	bits      uint8 // len(dir) == 1<<bits
 	n         int   // entries
-	bound     int   // blocks that have a shared handle; each has an entry, at least one
+	bound     int   // blocks that have a shared handle; each has an entry, or two
 	slots     int   // of the pages that are not in the store
 
 	missed  handleMiss
@@ -41,7 +42,7 @@ type handleTable struct {
 type handlePage struct {
 	slots  []handleSlot
 	stored uint32 // the number of slots in the store, if they are handlePageMax
-	n      uint16
+	n      uint32
 	depth  uint8 // how many of the tag's upper bits all entries share
 }
 
@@ -110,8 +111,14 @@ func (t *tree) lookup(e uint64) ref {
 		}
 		if !t.stands(s.block) {
 			reuse = i
-		} else if w := *t.engine(t.run(s.block.run()), s.block.off()); w == e && w != 0 {
+			continue
+		}
+		w := *t.engine(t.run(s.block.run()), s.block.off())
+		if w == e && w != 0 {
 			return s.block
+		}
+		if w == 0 || h.tag(w) != tag { // another block stands there by now
+			reuse = i
 		}
 	}
 }
@@ -188,7 +195,7 @@ func (p *handlePage) put(s handleSlot) {
 func (t *tree) unbind(n int) {
 	h := &t.handles
 	if h.bound -= n; h.bound == 0 {
-		*h = handleTable{seed: h.seed, mul: h.mul, version: h.version + 1}
+		*h = handleTable{seed: h.seed, mul: h.mul, version: h.version + 1, store: pageStore[[handlePageMax]handleSlot]{apart: h.store.apart}}
 		return
 	}
 	h.credit += sweepPace * n
@@ -229,7 +236,7 @@ func (t *tree) sweep(no uint32) {
 	}
 	h.n += n
 	if len(p.slots) > handlePageMin && n*4 < len(p.slots) {
-		h.resize(p, len(p.slots)/2)
+		h.resize(no, max(handlePageMin, 1<<classFor(2*n)))
 	}
 }
 
@@ -266,14 +273,14 @@ func (h *handleTable) init() {
 	}
 	h.dir = []uint32{0}
 	h.pages = []handlePage{{}}
-	h.fit(&h.pages[0], handlePageMin)
+	h.fit(0, handlePageMin)
 }
 
 // grow makes room in page no: a larger page, or two of it.
 func (h *handleTable) grow(no uint32) {
 	p := &h.pages[no]
 	if len(p.slots) < handlePageMax || p.depth == handleMaxBits {
-		h.resize(p, 2*len(p.slots))
+		h.resize(no, 2*len(p.slots))
 		return
 	}
 	if p.depth == h.bits {
@@ -287,10 +294,11 @@ func (h *handleTable) grow(no uint32) {
 	h.split(no)
 }
 
-func (h *handleTable) resize(p *handlePage, size int) {
+func (h *handleTable) resize(no uint32, size int) {
+	p := &h.pages[no]
 	old := *p
 	p.n = 0
-	h.fit(p, size)
+	h.fit(no, size)
 	for _, s := range old.slots {
 		if s.block != noRef {
 			p.put(s)
@@ -303,26 +311,38 @@ func (h *handleTable) resize(p *handlePage, size int) {
 	}
 }
 
-// fit gives a page empty slots.
-func (h *handleTable) fit(p *handlePage, size int) {
+// fit gives page no empty slots.
+func (h *handleTable) fit(no uint32, size int) {
+	p := &h.pages[no]
 	if size != handlePageMax {
 		p.slots = make([]handleSlot, size)
 		h.slots += size
 		return
 	}
-	slots, no := h.store.get()
+	slots, stored := h.store.get(no)
 	clear(slots[:])
-	p.slots, p.stored = slots[:], no
+	p.slots, p.stored = slots[:], stored
+}
+
+// compact is slab.compact for the table.
+func (h *handleTable) compact() {
+	if !h.store.roomy() {
+		return
+	}
+	h.store.compact(func(no uint32, slots *[handlePageMax]handleSlot, stored uint32) {
+		h.pages[no].slots, h.pages[no].stored = slots[:], stored
+	})
 }
 
 // split moves the entries whose next bit is set to a new page.
 func (h *handleTable) split(no uint32) {
-	p := &h.pages[no]
+	depth := h.pages[no].depth + 1
+	added := uint32(len(h.pages))
+	h.pages = append(h.pages, handlePage{depth: depth})
+	h.fit(added, handlePageMax)
+	p, other := &h.pages[no], &h.pages[added]
 	h.scratch = append(h.scratch[:0], p.slots...)
 	clear(p.slots)
-	depth := p.depth + 1
-	other := handlePage{depth: depth}
-	h.fit(&other, handlePageMax)
 	p.n, p.depth = 0, depth
 	var some uint32
 	for _, s := range h.scratch {
@@ -336,12 +356,11 @@ func (h *handleTable) split(no uint32) {
 			other.put(s)
 		}
 	}
-	h.pages = append(h.pages, other)
 	// The old page's part of the directory: all entries with its upper bits.
 	span := uint64(1) << (h.bits - (depth - 1))
 	from := uint64(some) >> (32 - h.bits) &^ (span - 1)
 	for i := from + span/2; i < from+span; i++ {
-		h.dir[i] = uint32(len(h.pages) - 1)
+		h.dir[i] = added
 	}
 }
 

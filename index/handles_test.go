@@ -208,3 +208,25 @@ func TestHandleZero(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSameHandleAgain: a block that comes and goes, and whose place others take
+// meanwhile, leaves no entry behind each time: they would all stand in one page.
+func TestSameHandleAgain(t *testing.T) {
+	x, l := New(Options{}), newLoader()
+	others, s := x.NewStream(StreamConfig{}), x.NewStream(StreamConfig{})
+	for id := range uint64(58) {
+		others.Apply(l.prepare(newChain(id, 512, 0).store(0, 512)))
+	}
+	hot := l.prepare(newChain(1<<30, 1, 0).store(0, 1))
+	for i := range uint64(2000) {
+		s.Apply(hot)
+		s.Clear()
+		others.Apply(l.prepare(newChain(1<<31+i, 1, 0).store(0, 1))) // takes the run's number
+	}
+	if h := &x.trees[0].handles; h.n > h.bound+handlePageMin || h.bits > 8 {
+		t.Errorf("%d entries for %d handles, in a directory of 1<<%d", h.n, h.bound, h.bits)
+	}
+	if err := x.check(); err != nil {
+		t.Error(err)
+	}
+}

@@ -2,64 +2,117 @@ package index
 
 import (
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"github.com/kvindexd/kvindexd/normalize"
+	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
-// TestPageStore: no page is handed out twice, and what is given back goes: to the
-// next who asks, or, by the chunk, to the heap.
+// TestPageStore: no page is handed out twice, what is in one goes with it where
+// it moves, and what is given back goes: to the next who asks, or to the heap.
 func TestPageStore(t *testing.T) {
 	type page = [1024]uint64
 	var s pageStore[page]
 	per := s.perChunk()
 	type handedOut struct {
-		p    *page
-		no   uint32
-		mark uint64
+		p  *page
+		no uint32
 	}
-	var out []handedOut
+	out := map[uint32]*handedOut{}
+	var owners []uint32
 	rng := rand.New(rand.NewPCG(1, 2))
-	mark := uint64(0)
+	next := uint32(0)
 	take := func() {
-		p, no := s.get()
-		mark++
-		p[0], p[len(p)-1] = mark, mark
-		out = append(out, handedOut{p, no, mark})
+		next++
+		p, no := s.get(next)
+		p[0], p[len(p)-1] = uint64(next), uint64(next)
+		out[next] = &handedOut{p, no}
+		owners = append(owners, next)
 	}
 	give := func(i int) {
-		h := out[i]
-		if h.p[0] != h.mark || h.p[len(h.p)-1] != h.mark {
-			t.Fatalf("page %d has the marks %d and %d, want %d", h.no, h.p[0], h.p[len(h.p)-1], h.mark)
+		owner := owners[i]
+		h := out[owner]
+		if h.p[0] != uint64(owner) || h.p[len(h.p)-1] != uint64(owner) {
+			t.Fatalf("page %d is %d's and %d's, want %d's", h.no, h.p[0], h.p[len(h.p)-1], owner)
 		}
-		out[i] = out[len(out)-1]
-		out = out[:len(out)-1]
+		owners[i] = owners[len(owners)-1]
+		owners = owners[:len(owners)-1]
+		delete(out, owner)
 		s.put(h.no)
+	}
+	compact := func() {
+		s.compact(func(owner uint32, p *page, no uint32) { *out[owner] = handedOut{p, no} })
 	}
 	for range 5 * per {
 		take()
 	}
-	if alone, live := s.alone, s.live; alone != per || live != 4 {
-		t.Fatalf("%d pages alone and %d chunks, want %d and 4", alone, live, per)
+	if s.alone != per || s.live != 4 || s.used != 4*per {
+		t.Fatalf("%d pages alone, %d in %d chunks, want %d, %d and 4", s.alone, s.used, s.live, per, 4*per)
 	}
 	for range 20_000 {
-		if n := rng.IntN(2*5*per + 1); n >= len(out) {
+		if n := rng.IntN(2*5*per + 1); n >= len(owners) {
 			take()
 		} else {
 			give(n)
+			compact()
 		}
 	}
-	for len(out) > 0 {
-		give(rng.IntN(len(out)))
+	for range 20 { // what breathes does not grow
+		places := len(s.chunks)
+		for len(owners) < 8*per {
+			take()
+		}
+		for len(owners) > per {
+			give(rng.IntN(len(owners)))
+			compact()
+		}
+		if free := (s.live-s.idle)*per - s.used; free > per+s.used/32 || len(s.chunks) > max(places, 12) {
+			t.Fatalf("%d of %d pages are free, in %d places", free, s.live*per, len(s.chunks))
+		}
 	}
-	if s.alone != 0 || s.live != 1 || s.idle != 1 {
-		t.Errorf("%d pages alone, %d chunks and %d of them idle are left, want one idle chunk", s.alone, s.live, s.idle)
+	for len(owners) > per/8 {
+		give(rng.IntN(len(owners)))
+		compact()
 	}
-	for range 3 * per {
-		take()
+	if s.live != 0 || s.alone != per/8 {
+		t.Errorf("%d pages alone and %d chunks, want %d and none", s.alone, s.live, per/8)
 	}
-	if s.live != 3 {
-		t.Errorf("%d chunks for what fits into 3", s.live)
+	for len(owners) > 0 {
+		give(0)
+	}
+	if s.alone != 0 || s.live != 0 || s.idle != 0 || s.used != 0 {
+		t.Errorf("left behind: %+v", s)
+	}
+}
+
+// TestBudgetIsUsed: what a budget allows is used, also where chains of all lengths
+// come and go: free pages do not make the index trim what it may keep.
+func TestBudgetIsUsed(t *testing.T) {
+	budgets := []int64{8 << 20}
+	if os.Getenv("KVINDEXD_LONG") != "" {
+		budgets = append(budgets, chunksFrom)
+	}
+	for _, budget := range budgets {
+		x, l := New(Options{MaxBytes: budget}), newLoader()
+		s := x.NewStream(StreamConfig{})
+		rng, least, most := rand.New(rand.NewPCG(1, 2)), int64(1<<60), int64(0)
+		chains := int(budget / 30 / 64 * 3)
+		for id := range chains {
+			n := 1 + rng.IntN(128)
+			s.Apply(l.prepare(newChain(uint64(id), n, 0).store(0, n)))
+			if id > chains/2 {
+				m := x.Stats().Memberships
+				least, most = min(least, m), max(most, m)
+			}
+		}
+		t.Logf("%d MiB: %d to %d memberships", budget>>20, least, most)
+		if least < most/3 {
+			t.Errorf("%d MiB: %d to %d memberships", budget>>20, least, most)
+		}
+		if err := x.check(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -81,5 +134,31 @@ func TestDepth(t *testing.T) {
 	}
 	if next != blocks {
 		t.Errorf("%d blocks of %d", next, blocks)
+	}
+}
+
+// TestMemoryFollows: of many chains all but one in a hundred go, anywhere; what is
+// left of their memory is in proportion.
+func TestMemoryFollows(t *testing.T) {
+	const chains, blocks = 4000, 128
+	x, l := New(Options{}), newLoader()
+	s := x.NewStream(StreamConfig{})
+	for id := range uint64(chains) {
+		s.Apply(l.prepare(newChain(id, blocks, 0).store(0, blocks)))
+	}
+	full := x.Stats().Bytes
+	for _, id := range rand.New(rand.NewPCG(1, 2)).Perm(chains)[chains/100:] {
+		c := newChain(uint64(id), blocks, 0)
+		var events []zmqwire.Event
+		for i := blocks - 1; i >= 0; i-- {
+			events = append(events, c.remove(i))
+		}
+		s.Apply(l.prepare(events...))
+	}
+	if left := x.Stats().Bytes; left > full/8 {
+		t.Errorf("%d bytes of %d are left with one chain in a hundred", left, full)
+	}
+	if err := x.check(); err != nil {
+		t.Error(err)
 	}
 }

@@ -12,13 +12,14 @@ type Set struct {
 	options Options
 
 	// mu is held for writing during one batch, for reading during one query.
-	mu      turns
-	trees   []*tree
-	streams int
-	trimmed int64
-	stores  int    // since the budget was last looked at
-	weighed int64  // what of the budget's use is this set's
-	layout  uint64 // changes with which stream stands where, and how
+	mu       turns
+	trees    []*tree
+	streams  int
+	trimmed  int64
+	stores   int    // since the budget was last looked at
+	removals int    // since the trees were last compacted
+	weighed  int64  // what of the budget's use is this set's
+	layout   uint64 // changes with which stream stands where, and how
 
 	budget   *Budget // nil: no bound
 	trimming atomic.Bool
@@ -61,7 +62,7 @@ func (x *Set) tree(s normalize.Shape) *tree {
 	if t := x.findTree(s); t != nil {
 		return t
 	}
-	t := &tree{shape: s}
+	t := newTree(s, x.budget != nil && x.budget.most < chunksFrom)
 	x.trees = append(x.trees, t)
 	x.publishShapes()
 	x.layout++
@@ -110,9 +111,9 @@ func (t *tree) enter(x *Set) *member {
 	return m
 }
 
-// sweepRuns is how many runs a sweep clears before it lets others in: some 20 µs,
-// or 50 where it sweeps their handles, too.
-const sweepRuns = 32
+// sweepRuns is how many runs a sweep clears before it lets others in: some 10 µs,
+// or 50 where half of the handles are stale and pages are swept of them.
+const sweepRuns = 8
 
 // sweep takes the entries of a member that nobody asks for any more out of its
 // tree, letting go of the lock between short slices. What the member's stream
@@ -121,6 +122,7 @@ func (x *Set) sweep(m *member) {
 	for done := false; !done; {
 		x.mu.Lock()
 		done = m.sweepSome(sweepRuns)
+		m.t.compact()
 		if done {
 			m.t.members[m.slot] = nil
 			m.t.freeSlots = append(m.t.freeSlots, m.slot)

@@ -106,7 +106,7 @@ func (s *slab[T]) addPage(class uint8) uint32 {
 	}
 	p := &s.pages[no]
 	*p = slabPage{class: class}
-	s.mem[no], p.stored = s.store.get()
+	s.mem[no], p.stored = s.store.get(no)
 	if n := p.arrays(); n < 64 { // bits past the last array are never free
 		p.used[0] = ^uint64(0) << n
 	}
@@ -134,6 +134,17 @@ func (s *slab[T]) unlist(no uint32) {
 		s.pages[p.next].prev = p.prev
 	}
 	p.prev, p.next = 0, 0
+}
+
+// compact moves a few pages where many are free. What at and array returned
+// before is not to be used any more.
+func (s *slab[T]) compact() {
+	if !s.store.roomy() {
+		return
+	}
+	s.store.compact(func(no uint32, page *[slabItems]T, stored uint32) {
+		s.mem[no], s.pages[no].stored = page, stored
+	})
 }
 
 // class returns that of the array at ref.

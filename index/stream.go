@@ -125,6 +125,12 @@ func (s *Stream) Apply(b *normalize.Batch) Applied {
 		s.apply(b, i, &a)
 	}
 	s.bound()
+	if x.removals += a.Removed; x.removals >= compactEvery {
+		x.removals = 0
+		for _, t := range x.trees {
+			t.compact()
+		}
+	}
 	s.publish(&a)
 	x.stores += a.Stored
 	x.mu.Unlock()

@@ -26,8 +26,8 @@ func (pl *placing) stretch(hashes []zmqwire.EngineHash, locals []normalize.Local
 }
 
 // plain says whether the stream has no part in what is rare: handles of its own,
-// and so no rivals, blocks that wait for others, planes beside the one that is
-// stored to.
+// and so no rivals, blocks that wait for others, a plane whose blocks are not held
+// by themselves.
 func (pl *placing) plain() bool {
 	m := pl.m
 	if m.own.n > 0 || m.ownByHabit || m.orphans.len() > 0 || !m.inLine(pl.plane) {

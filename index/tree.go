@@ -92,6 +92,34 @@ type tree struct {
 	hashCollisions int64
 }
 
+// chunksFrom is the budget from which on pages come from chunks: some of what it
+// allows may be free pages, a chunk in each slab.
+const chunksFrom = 128 << 20
+
+// newTree returns an empty tree. small: it must not keep chunks of free pages.
+func newTree(shape normalize.Shape, small bool) *tree {
+	t := &tree{shape: shape}
+	t.runs.store.apart = small
+	t.words.store.apart = small
+	t.entries.store.apart = small
+	t.planes.store.apart = small
+	t.handles.store.apart = small
+	return t
+}
+
+// compactEvery is how many removals pass between two looks at what is free.
+const compactEvery = 64
+
+// compact moves a little of what is held together, where much of the memory is
+// free. Pointers into the slabs are void then.
+func (t *tree) compact() {
+	t.runs.compact()
+	t.words.compact()
+	t.entries.compact()
+	t.planes.compact()
+	t.handles.compact()
+}
+
 func (t *tree) run(id uint32) *run { return t.runs.at(id) }
 
 // stands says whether there is a block b. Whoever kept a ref past the batch it

@@ -96,6 +96,9 @@ func (x *Set) trimPass() bool {
 		for _, l := range leaves[:n] {
 			l.t.trimRun(l)
 		}
+		for _, t := range x.trees {
+			t.compact()
+		}
 		x.weigh()
 		done := x.budget.Used() <= target
 		x.mu.Unlock()
