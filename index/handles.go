@@ -52,7 +52,7 @@ type handleSlot struct {
 	block ref
 }
 
-// handleMiss is where lookup did not find a handle: put need not look again.
+// handleMiss is where lookup did not find a handle: share need not look again.
 type handleMiss struct {
 	tag, page, slot uint32
 	version         uint32
@@ -84,7 +84,7 @@ func (p *handlePage) home(tag uint32) int {
 func (p *handlePage) full() bool { return int(p.n)*20 >= len(p.slots)*17 } // 85 %
 
 // lookup returns the block whose shared handle is e, noRef if there is none. A
-// put of e that follows at once does not search again.
+// share of e that follows at once does not search again.
 func (t *tree) lookup(e uint64) ref {
 	h := &t.handles
 	if h.n == 0 {
