@@ -121,6 +121,7 @@ type result struct {
 	took    time.Duration
 	cpu     time.Duration // the daemon's
 	waits   []time.Duration
+	served  []bucket // the daemon's own times, from a request's headers to the end of its answer
 }
 
 func (r *result) rate() float64 { return float64(r.answers) / r.took.Seconds() }
@@ -140,12 +141,18 @@ func (r *result) print(what string) {
 			return r.waits[min(len(r.waits)-1, int(q*float64(len(r.waits))))].Round(time.Microsecond)
 		}
 		fmt.Printf(" %9s %9s %9s", at(0.5), at(0.99), r.waits[len(r.waits)-1].Round(time.Microsecond))
+	} else {
+		fmt.Printf(" %9s %9s %9s", "", "", "")
 	}
-	fmt.Println()
+	fmt.Printf(" %9s\n", within(r.served, 0.99))
 }
 
-// measure adds the daemon's CPU time to what f sees.
+// measure adds what the daemon says of itself to what f sees.
 func (d *daemon) measure(f func() (result, error)) (result, error) {
+	served, err := d.served()
+	if err != nil {
+		return result{}, err
+	}
 	before, err := d.cpu()
 	if err != nil {
 		return result{}, err
@@ -155,7 +162,14 @@ func (d *daemon) measure(f func() (result, error)) (result, error) {
 		return r, err
 	}
 	after, err := d.cpu()
+	if err != nil {
+		return r, err
+	}
 	r.cpu = after - before
+	r.served, err = d.served()
+	for i := range min(len(served), len(r.served)) {
+		r.served[i].answers -= served[i].answers
+	}
 	return r, err
 }
 

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -165,4 +166,52 @@ func (d *daemon) stands(ctx context.Context, e *engines) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// A bucket says how many answers took at most so many seconds.
+type bucket struct {
+	seconds float64
+	answers float64
+}
+
+// served reads the daemon's histogram of how long its matches took.
+func (d *daemon) served() ([]bucket, error) {
+	resp, err := http.Get("http://" + d.address + "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var out []bucket
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		rest, ok := strings.CutPrefix(lines.Text(), `kvindexd_query_duration_seconds_bucket{route="/v1/match",le="`)
+		if !ok {
+			continue
+		}
+		var b bucket
+		edge, count, _ := strings.Cut(rest, `"} `)
+		if b.seconds, err = strconv.ParseFloat(edge, 64); err != nil {
+			return nil, err
+		}
+		if b.answers, err = strconv.ParseFloat(count, 64); err != nil {
+			return nil, err
+		}
+		out = append(out, b)
+	}
+	return out, lines.Err()
+}
+
+// within returns the time that a part of the answers took at most, as closely as
+// the buckets tell.
+func within(buckets []bucket, part float64) string {
+	if len(buckets) == 0 {
+		return ""
+	}
+	most := part * buckets[len(buckets)-1].answers
+	for _, b := range buckets {
+		if b.answers >= most {
+			return "<" + time.Duration(b.seconds*float64(time.Second)).String()
+		}
+	}
+	return ""
 }

@@ -66,7 +66,7 @@ func run(ctx context.Context, s settings) error {
 		}
 	}
 	fmt.Printf("%d tokens in blocks of %d, held by %d workers; top_k %d\n\n", s.tokens, blockSize, s.workers, topK)
-	fmt.Printf("%-34s %10s %12s %9s %9s %9s\n", "", "answers/s", "server CPU", "p50", "p99", "max")
+	fmt.Printf("%-34s %10s %12s %9s %9s %9s %9s\n", "", "answers/s", "server CPU", "p50", "p99", "max", "served")
 	for i := range bodies {
 		if err := quiet(ctx, d, &bodies[i], s); err != nil {
 			return err
