@@ -74,6 +74,14 @@ func (c chain) remove(i int) zmqwire.Event {
 	return zmqwire.Event{Kind: zmqwire.BlockRemoved, Hashes: c.hashes[i : i+1], Group: zmqwire.NoGroup}
 }
 
+// removals are those of all its blocks, as an engine evicts them: from the end.
+func (c chain) removals() (events []zmqwire.Event) {
+	for i := len(c.hashes) - 1; i >= 0; i-- {
+		events = append(events, c.remove(i))
+	}
+	return events
+}
+
 func (l *loader) prepare(events ...zmqwire.Event) *normalize.Batch {
 	b := new(normalize.Batch)
 	l.norm.Normalize(b, &zmqwire.Batch{Events: events})

@@ -187,11 +187,7 @@ func TestAllocations(t *testing.T) {
 		s.Apply(l.prepare(newChain(id, 64, 0).store(0, 64)))
 	}
 	c := newChain(1, 64, 0)
-	var events []zmqwire.Event
-	for i := 63; i >= 0; i-- {
-		events = append(events, c.remove(i))
-	}
-	store, remove := l.prepare(c.store(0, 64)), l.prepare(events...)
+	store, remove := l.prepare(c.store(0, 64)), l.prepare(c.removals()...)
 	q := queryOf(x, c.tokens)
 	roster := x.NewRoster([]*Stream{s}, nil)
 	rows := make([]Row, 1)

@@ -23,12 +23,11 @@ import (
 // handleTable is empty and ready.
 type handleTable struct {
 	seed, mul uint64
-	dir       []uint32 // by the tag's upper bits: the page
+	dir       directory // by the tag
 	pages     []handlePage
-	bits      uint8 // len(dir) == 1<<bits
-	n         int   // entries
-	bound     int   // blocks that have a shared handle; each has an entry, or two
-	slots     int   // of the pages that are not in the store
+	n         int // entries
+	bound     int // blocks that have a shared handle; each has an entry, or two
+	slots     int // of the pages that are not in the store
 
 	missed  handleMiss
 	version uint32       // of what missed tells
@@ -74,7 +73,7 @@ func (h *handleTable) tag(e uint64) uint32 {
 	return uint32((hi ^ lo) * 0x9e3779b97f4a7c15 >> 32) // consecutive handles must not stand side by side
 }
 
-func (h *handleTable) pageOf(tag uint32) uint32 { return h.dir[uint64(tag)>>(32-h.bits)] }
+func (h *handleTable) pageOf(tag uint32) uint32 { return h.dir.page(uint64(tag) << 32) }
 
 // home is where an entry with this tag would stand.
 func (p *handlePage) home(tag uint32) int {
@@ -87,7 +86,7 @@ func (p *handlePage) full() bool { return int(p.n)*20 >= len(p.slots)*17 } // 85
 // share of e that follows at once does not search again.
 func (t *tree) lookup(e uint64) ref {
 	h := &t.handles
-	if h.n == 0 {
+	if h.n == 0 || e == 0 {
 		return noRef
 	}
 	tag := h.tag(e)
@@ -109,17 +108,15 @@ func (t *tree) lookup(e uint64) ref {
 		if s.tag != tag {
 			continue
 		}
-		if !t.stands(s.block) {
-			reuse = i
-			continue
+		if t.stands(s.block) {
+			if *t.handle(s.block) == e {
+				return s.block
+			}
+			if t.leads(*s) { // to the block of another handle with this tag
+				continue
+			}
 		}
-		w := *t.engine(t.run(s.block.run()), s.block.off())
-		if w == e && w != 0 {
-			return s.block
-		}
-		if w == 0 || h.tag(w) != tag { // another block stands there by now
-			reuse = i
-		}
+		reuse = i
 	}
 }
 
@@ -135,15 +132,15 @@ func (t *tree) touch(e uint64) uint32 {
 	if s.block == noRef || s.tag != tag || !t.stands(s.block) {
 		return s.tag
 	}
-	return uint32(*t.engine(t.run(s.block.run()), s.block.off()))
+	return uint32(*t.handle(s.block))
 }
 
 // share makes e, which is not 0 and no other block's, the shared handle of block
 // b, which has none.
 func (t *tree) share(b ref, e zmqwire.EngineHash) {
-	*t.engine(t.run(b.run()), b.off()) = uint64(e)
+	*t.handle(b) = uint64(e)
 	h := &t.handles
-	if h.dir == nil {
+	if h.dir.pages == nil {
 		h.init()
 	}
 	tag := h.tag(uint64(e))
@@ -243,7 +240,7 @@ func (t *tree) sweep(no uint32) {
 // leads says whether the entry of a block that stands is not stale: it is, or
 // could be, that of its shared handle.
 func (t *tree) leads(s handleSlot) bool {
-	e := *t.engine(t.run(s.block.run()), s.block.off())
+	e := *t.handle(s.block)
 	return e != 0 && t.handles.tag(e) == s.tag
 }
 
@@ -271,7 +268,7 @@ func (h *handleTable) init() {
 	if h.mul == 0 {
 		h.seed, h.mul = rand.Uint64(), rand.Uint64()|1
 	}
-	h.dir = []uint32{0}
+	h.dir.pages = []uint32{0}
 	h.pages = []handlePage{{}}
 	h.fit(0, handlePageMin)
 }
@@ -283,13 +280,8 @@ func (h *handleTable) grow(no uint32) {
 		h.resize(no, 2*len(p.slots))
 		return
 	}
-	if p.depth == h.bits {
-		dir := make([]uint32, 2*len(h.dir))
-		for i, no := range h.dir {
-			dir[2*i], dir[2*i+1] = no, no
-		}
-		h.dir = dir
-		h.bits++
+	if p.depth == h.dir.bits {
+		h.dir.double()
 	}
 	h.split(no)
 }
@@ -356,15 +348,10 @@ func (h *handleTable) split(no uint32) {
 			other.put(s)
 		}
 	}
-	// The old page's part of the directory: all entries with its upper bits.
-	span := uint64(1) << (h.bits - (depth - 1))
-	from := uint64(some) >> (32 - h.bits) &^ (span - 1)
-	for i := from + span/2; i < from+span; i++ {
-		h.dir[i] = added
-	}
+	h.dir.split(uint64(some)<<32, depth, added)
 }
 
 func (h *handleTable) bytes() int64 {
 	return int64(h.slots+cap(h.scratch))*int64(unsafe.Sizeof(handleSlot{})) + h.store.bytes() +
-		int64(cap(h.pages))*int64(unsafe.Sizeof(handlePage{})) + int64(cap(h.dir))*4
+		int64(cap(h.pages))*int64(unsafe.Sizeof(handlePage{})) + int64(cap(h.dir.pages))*4
 }

@@ -52,12 +52,7 @@ func TestHandleTable(t *testing.T) {
 			order := rand.New(rand.NewPCG(1, 2)).Perm(chains)
 			gone := map[int]bool{}
 			for _, id := range order[:chains*9/10] {
-				c := put(id)
-				var events []zmqwire.Event
-				for i := blocks - 1; i >= 0; i-- {
-					events = append(events, c.remove(i))
-				}
-				s.Apply(l.prepare(events...))
+				s.Apply(l.prepare(put(id).removals()...))
 				gone[id] = true
 			}
 			resolved("removed", func(id int) bool { return !gone[id] })
@@ -223,8 +218,8 @@ func TestSameHandleAgain(t *testing.T) {
 		s.Clear()
 		others.Apply(l.prepare(newChain(1<<31+i, 1, 0).store(0, 1))) // takes the run's number
 	}
-	if h := &x.trees[0].handles; h.n > h.bound+handlePageMin || h.bits > 8 {
-		t.Errorf("%d entries for %d handles, in a directory of 1<<%d", h.n, h.bound, h.bits)
+	if h := &x.trees[0].handles; h.n > h.bound+handlePageMin || h.dir.bits > 8 {
+		t.Errorf("%d entries for %d handles, in a directory of 1<<%d", h.n, h.bound, h.dir.bits)
 	}
 	if err := x.check(); err != nil {
 		t.Error(err)

@@ -179,7 +179,7 @@ func (m *member) calls(en *entry, b ref, e zmqwire.EngineHash) bool {
 	if en.own {
 		return m.own.get(uint64(e)) == uint32(b)
 	}
-	return *m.t.engine(m.t.run(b.run()), b.off()) == uint64(e)
+	return *m.t.handle(b) == uint64(e)
 }
 
 // touch loads what e leads to, see table.touch.

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/kvindexd/kvindexd/normalize"
-	"github.com/kvindexd/kvindexd/zmqwire"
 )
 
 // TestPageStore: no page is handed out twice, what is in one goes with it where
@@ -148,12 +147,7 @@ func TestMemoryFollows(t *testing.T) {
 	}
 	full := x.Stats().Bytes
 	for _, id := range rand.New(rand.NewPCG(1, 2)).Perm(chains)[chains/100:] {
-		c := newChain(uint64(id), blocks, 0)
-		var events []zmqwire.Event
-		for i := blocks - 1; i >= 0; i-- {
-			events = append(events, c.remove(i))
-		}
-		s.Apply(l.prepare(events...))
+		s.Apply(l.prepare(newChain(uint64(id), blocks, 0).removals()...))
 	}
 	if left := x.Stats().Bytes; left > full/8 {
 		t.Errorf("%d bytes of %d are left with one chain in a hundred", left, full)

@@ -14,15 +14,43 @@ import (
 // The zero table is empty and ready.
 type table struct {
 	seed, mul uint64
-	dir       []uint32 // by the hash's upper bits: the page
+	dir       directory
 	pages     []tablePage
-	bits      uint8 // len(dir) == 1<<bits
 	n         int
 	slots     int // over all pages
 
 	missed  tableMiss
 	spare   [3][]tableSlot // an array of each of the three largest sizes, to be used again
 	version uint32         // of what missed tells
+}
+
+// A directory of an extendible hash finds the page of a hash by its upper bits.
+type directory struct {
+	pages []uint32
+	bits  uint8 // len(pages) == 1<<bits
+}
+
+func (d *directory) index(h uint64) uint64 { return h >> 1 >> (63 - d.bits) }
+
+func (d *directory) page(h uint64) uint32 { return d.pages[d.index(h)] }
+
+func (d *directory) double() {
+	pages := make([]uint32, 2*len(d.pages))
+	for i, no := range d.pages {
+		pages[2*i], pages[2*i+1] = no, no
+	}
+	d.pages = pages
+	d.bits++
+}
+
+// split gives page upper what page(h) was for so far, where bit depth of a hash,
+// counted from 1, is set. The page shared the bits before.
+func (d *directory) split(h uint64, depth uint8, upper uint32) {
+	span := uint64(1) << (d.bits - (depth - 1))
+	from := d.index(h) &^ (span - 1)
+	for i := from + span/2; i < from+span; i++ {
+		d.pages[i] = upper
+	}
 }
 
 // tableMiss is where lookup did not find a key: put need not look again.
@@ -72,7 +100,7 @@ func (t *table) hash(key uint64) uint64 {
 }
 
 func (t *table) page(h uint64) *tablePage {
-	return &t.pages[t.dir[h>>1>>(63-t.bits)]]
+	return &t.pages[t.dir.page(h)]
 }
 
 // home is where a key of hash h would stand in a page of n slots.
@@ -116,7 +144,7 @@ func (t *table) lookup(key uint64) uint32 {
 		return 0
 	}
 	h := t.hash(key)
-	no := t.dir[h>>1>>(63-t.bits)]
+	no := t.dir.page(h)
 	slots := t.pages[no].slots
 	for i := home(h, len(slots)); ; i++ {
 		if i == len(slots) {
@@ -135,7 +163,7 @@ func (t *table) lookup(key uint64) uint32 {
 
 // put sets the value of key.
 func (t *table) put(key uint64, value uint32) {
-	if t.dir == nil {
+	if t.dir.pages == nil {
 		t.init()
 	}
 	if m := &t.missed; m.key == key && m.version == t.version && m.h != 0 {
@@ -151,7 +179,7 @@ func (t *table) put(key uint64, value uint32) {
 	h := t.hash(key)
 	p := t.page(h)
 	for p.full() {
-		t.grow(t.dir[h>>1>>(63-t.bits)])
+		t.grow(t.dir.page(h))
 		p = t.page(h)
 	}
 	if p.put(h, key, value) {
@@ -250,7 +278,7 @@ func (t *table) init() {
 	if t.mul == 0 {
 		t.seed, t.mul = rand.Uint64(), rand.Uint64()|1
 	}
-	t.dir = []uint32{0}
+	t.dir.pages = []uint32{0}
 	t.pages = []tablePage{{slots: make([]tableSlot, tablePageMin)}}
 	t.slots = tablePageMin
 }
@@ -281,8 +309,8 @@ func (t *table) grow(no uint32) {
 		t.resize(p, sizeAbove(len(p.slots)))
 		return
 	}
-	if p.depth == t.bits {
-		t.doubleDir()
+	if p.depth == t.dir.bits {
+		t.dir.double()
 	}
 	t.split(no)
 }
@@ -347,15 +375,6 @@ func (t *table) keep(old []tableSlot) {
 	}
 }
 
-func (t *table) doubleDir() {
-	dir := make([]uint32, 2*len(t.dir))
-	for i, no := range t.dir {
-		dir[2*i], dir[2*i+1] = no, no
-	}
-	t.dir = dir
-	t.bits++
-}
-
 // split moves the keys whose next bit is set to a new page.
 func (t *table) split(no uint32) {
 	old := t.pages[no]
@@ -376,12 +395,7 @@ func (t *table) split(no uint32) {
 	other := uint32(len(t.pages))
 	t.pages[no] = pages[0]
 	t.pages = append(t.pages, pages[1])
-	// The old page's part of the directory: all entries with its upper bits.
-	span := uint64(1) << (t.bits - old.depth)
-	from := first >> 1 >> (63 - t.bits) &^ (span - 1)
-	for i := from + span/2; i < from+span; i++ {
-		t.dir[i] = other
-	}
+	t.dir.split(first, depth, other)
 	t.keep(old.slots)
 }
 
@@ -411,5 +425,5 @@ func (t *table) bytes() int64 {
 		slots += len(s)
 	}
 	return int64(slots)*int64(unsafe.Sizeof(tableSlot{})) +
-		int64(cap(t.pages))*int64(unsafe.Sizeof(tablePage{})) + int64(cap(t.dir))*4
+		int64(cap(t.pages))*int64(unsafe.Sizeof(tablePage{})) + int64(cap(t.dir.pages))*4
 }

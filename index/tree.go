@@ -138,6 +138,9 @@ func (t *tree) engine(r *run, off int) *uint64 {
 	return t.words.at(r.words + 1<<r.class + uint32(off))
 }
 
+// handle is the shared handle of block b, 0 where it has none.
+func (t *tree) handle(b ref) *uint64 { return t.engine(t.run(b.run()), b.off()) }
+
 func (t *tree) all(r *run) []entry { return t.entries.array(r.entries, int(r.nentries)) }
 
 // sequenceAt returns the sequence hash of block b.
@@ -378,7 +381,7 @@ func (t *tree) boundFrom(r *run, off int) (n int) {
 
 // bound says whether block b has a shared handle. One that is 0 is nobody's: it
 // is always the stream's own.
-func (t *tree) bound(b ref) bool { return *t.engine(t.run(b.run()), b.off()) != 0 }
+func (t *tree) bound(b ref) bool { return *t.handle(b) != 0 }
 
 // shares says whether e is the shared handle of block b of run r.
 func (t *tree) shares(r *run, b ref, e zmqwire.EngineHash) bool {
