@@ -24,8 +24,8 @@ func (r *Roster) Match(q *Query, rows []Row) {
 			w.tree(v, &view.Chains[c], view.Limits[c])
 		}
 	}
-	for _, i := range w.plan.special {
-		w.usable(r.streams[i], r.view(i), &rows[i])
+	for _, sp := range w.plan.special {
+		w.usable(r.streams[sp.row], sp, r.view(sp.row), &rows[sp.row])
 	}
 	w.end()
 }

@@ -37,7 +37,15 @@ func (r *Roster) view(i int32) int {
 type plan struct {
 	layout  uint64
 	trees   []planTree
-	special []int32 // rows whose usable tokens need more than the length
+	special []specialRow
+}
+
+// A specialRow is one whose usable tokens need more than the length. What it says
+// of the stream changes with the layout.
+type specialRow struct {
+	row       int32
+	blockSize int  // of the stream's full-attention groups
+	uneven    bool // see Stream.uneven
 }
 
 type planTree struct {
@@ -76,7 +84,7 @@ func (r *Roster) build() *plan {
 			}
 		}
 		if s.special() {
-			p.special = append(p.special, int32(i))
+			p.special = append(p.special, specialRow{int32(i), s.blockSize(), s.uneven()})
 		}
 	}
 	return p

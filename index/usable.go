@@ -7,13 +7,13 @@ import "github.com/kvindexd/kvindexd/normalize"
 // last token, in whole blocks; drafting without lookahead hashes gives up the
 // last matched block; with sliding windows the hit ends where every window
 // still stands in the cache.
-func (w *walk) usable(s *Stream, view int, row *Row) {
+func (w *walk) usable(s *Stream, sp specialRow, view int, row *Row) {
 	row.Usable = 0
-	if s.other || s.uneven() {
+	if s.other || sp.uneven {
 		row.UsableReason = UnindexedGroup
 		return
 	}
-	u := usable{w: w, s: s, view: view, device: row.Device, bs: s.blockSize(), top: w.q.PromptTokens}
+	u := usable{w: w, s: s, view: view, device: row.Device, bs: sp.blockSize, top: w.q.PromptTokens}
 	if u.bs == 0 {
 		return // it holds nothing, of any size
 	}
